@@ -1,0 +1,41 @@
+# Every target sets up what it needs; a fresh clone needs Python >= 3.11 and make alone.
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+
+.PHONY: demo test test-slow lint format clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make demo       set up, then adapt a model to a stream of returning domains"
+	@echo "make test       set up, then every check (lint, types, imports, tests)"
+	@echo "make test-slow  the long runs on real images and weights"
+	@echo "make format     format the code"
+
+$(READY): pyproject.toml
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@$(BIN)/python -m pip install --quiet --upgrade uv
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --editable '.[dev]'
+	@touch $@
+
+demo: $(READY)
+	$(BIN)/ostinato demo
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test: lint
+	$(BIN)/python -m pytest -n 2 -m "not slow"
+
+test-slow: $(READY)
+	$(BIN)/python -m pytest -m "slow or real"
+
+format: $(READY)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf .venv

@@ -1,0 +1,1 @@
+"""Specs, the one evaluation loop, metrics, results and tables."""

@@ -1,0 +1,62 @@
+"""One typed config base: defaults, YAML, flags and documentation come from the same fields."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self
+
+import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from ostinato.errors import ConfigError, did_you_mean
+
+
+class Config(BaseModel):
+    """A frozen set of settings; unknown keys and wrong types are errors that name the fix.
+
+    >>> class Example(Config):
+    ...     rate: float = 0.1
+    >>> Example.parse({"rat": 1})
+    Traceback (most recent call last):
+        ...
+    ostinato.errors.ConfigError: Example has no setting 'rat'. Did you mean 'rate'? Available: rate.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+
+    @classmethod
+    def parse(cls, values: Mapping[str, Any]) -> Self:
+        """Build from plain values, with errors a user can act on."""
+        for key in values:
+            if key not in cls.model_fields:
+                hint = did_you_mean(str(key), cls.model_fields)
+                raise ConfigError(f"{cls.__name__} has no setting {str(key)!r}. {hint}")
+        try:
+            return cls.model_validate(dict(values))
+        except ValidationError as error:
+            raise ConfigError(_explain(cls.__name__, error)) from None
+
+    @classmethod
+    def from_yaml(cls, path: str | Path) -> Self:
+        """Read a YAML file of settings."""
+        text = Path(path).read_text(encoding="utf-8")
+        try:
+            values = yaml.safe_load(text) or {}
+        except yaml.YAMLError as error:
+            raise ConfigError(f"{path} is not valid YAML: {error}") from None
+        if not isinstance(values, dict):
+            raise ConfigError(f"{path} should hold 'key: value' lines, not a {type(values).__name__}.")
+        return cls.parse(values)
+
+    def replace(self, **changes: Any) -> Self:
+        """A checked copy with some settings changed."""
+        return type(self).parse({**self.model_dump(), **changes})
+
+
+def _explain(name: str, error: ValidationError) -> str:
+    parts = []
+    for item in error.errors():
+        where = ".".join(str(part) for part in item["loc"]) or "value"
+        parts.append(f"{where} = {item['input']!r}: {item['msg']}")
+    return f"{name}: " + "; ".join(parts)

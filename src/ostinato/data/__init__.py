@@ -1,0 +1,1 @@
+"""Corruptions, data sets and the streams made of them."""

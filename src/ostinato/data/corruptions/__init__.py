@@ -1,0 +1,1 @@
+"""Image corruptions in torch, batched and seeded per image."""

@@ -1,0 +1,1 @@
+"""Recognising domains: descriptors of a batch, Gaussian domain states, and the decision."""

@@ -1,0 +1,53 @@
+"""One exception tree. Every message says what is wrong and what to do about it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class OstinatoError(Exception):
+    """The root of every error this library raises on purpose."""
+
+
+class ConfigError(OstinatoError, ValueError):
+    """A setting is unknown, of the wrong type or out of range."""
+
+
+class InputError(OstinatoError, ValueError):
+    """A batch of images cannot be used; nothing was changed."""
+
+
+class TargetError(OstinatoError, ValueError):
+    """No place, or no fitting place, was found in the model."""
+
+
+class StateError(OstinatoError):
+    """A state file cannot be read, or belongs to something else; nothing was changed."""
+
+
+class DataError(OstinatoError):
+    """A data set's files are missing, broken or not laid out as expected."""
+
+
+class MissingResource(OstinatoError):
+    """A method needs something prepared beforehand (source statistics, warmed adapters)."""
+
+
+class UnknownName(OstinatoError, KeyError):
+    """A name is not registered; the message offers the nearest one."""
+
+    def __str__(self) -> str:
+        return str(self.args[0]) if self.args else ""
+
+
+def did_you_mean(name: str, options: Iterable[str]) -> str:
+    """A closing sentence for an error message: the nearest option, or all of them.
+
+    >>> did_you_mean("tnet", ["tent", "source"])
+    "Did you mean 'tent'? Available: source, tent."
+    """
+    known = sorted(options)
+    near = get_close_matches(name, known, n=1, cutoff=0.5)
+    hint = f"Did you mean {near[0]!r}? " if near else ""
+    return f"{hint}Available: {', '.join(known) or 'none'}."

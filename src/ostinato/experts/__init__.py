@@ -1,0 +1,1 @@
+"""Low-rank experts: the layers, where they are put, and the pool that keeps one set per domain."""

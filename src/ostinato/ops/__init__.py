@@ -1,0 +1,1 @@
+"""Shared building blocks of the methods; pure functions where possible."""

@@ -1,0 +1,97 @@
+"""Names to things: a decorator, a look-up that helps, and entry points for outside packages.
+
+A new method, data set or descriptor is one file: the registry imports every module of its home
+package the first time it is asked, so nothing else has to mention the file.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Iterator
+from importlib.metadata import entry_points
+from typing import Any, Generic, TypeVar
+
+from ostinato.errors import UnknownName, did_you_mean
+
+T = TypeVar("T")
+
+
+class Registry(Generic[T]):
+    """A named collection that fills itself from a package and from entry points.
+
+    >>> shapes: Registry[type] = Registry("shape")
+    >>> @shapes.register("square")
+    ... class Square: ...
+    >>> shapes.names(), shapes["square"].__name__
+    (['square'], 'Square')
+    >>> shapes["sqare"]
+    Traceback (most recent call last):
+        ...
+    ostinato.errors.UnknownName: There is no shape 'sqare'. Did you mean 'square'? Available: square.
+    """
+
+    def __init__(self, kind: str, home: str | None = None) -> None:
+        self.kind = kind
+        self.home = home
+        self._items: dict[str, T] = {}
+        self._filled = home is None
+
+    def register(self, name: str) -> Callable[[T], T]:
+        """Decorator: give the thing below a name."""
+
+        def add(item: T) -> T:
+            known = self._items.get(name)
+            if known is not None and _origin(known) != _origin(item):
+                raise ValueError(f"two {self.kind}s are called {name!r}: {known!r} and {item!r}")
+            self._items[name] = item
+            return item
+
+        return add
+
+    def __getitem__(self, name: str) -> T:
+        self._fill()
+        if name not in self._items:
+            hint = did_you_mean(name, self._items)
+            raise UnknownName(f"There is no {self.kind} {name!r}. {hint}")
+        return self._items[name]
+
+    def __contains__(self, name: object) -> bool:
+        self._fill()
+        return name in self._items
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names())
+
+    def names(self) -> list[str]:
+        """Every registered name, sorted."""
+        self._fill()
+        return sorted(self._items)
+
+    def remove(self, name: str) -> None:
+        """Forget a name (for tests and notebooks that redefine things)."""
+        self._items.pop(name, None)
+
+    def _fill(self) -> None:
+        if self._filled or self.home is None:
+            return
+        self._filled = True
+        package = importlib.import_module(self.home)
+        for module in pkgutil.iter_modules(package.__path__):
+            if not module.name.startswith("_"):
+                importlib.import_module(f"{self.home}.{module.name}")
+        for point in entry_points(group=self.home):
+            point.load()
+
+
+def _origin(item: Any) -> tuple[str, str]:
+    return getattr(item, "__module__", ""), getattr(item, "__qualname__", repr(item))
+
+
+METHODS: Registry[Any] = Registry("method", "ostinato.methods")
+DESCRIPTORS: Registry[Any] = Registry("descriptor", "ostinato.domains")
+DISCRIMINATORS: Registry[Any] = Registry("discriminator", "ostinato.domains")
+CORRUPTIONS: Registry[Any] = Registry("corruption", "ostinato.data.corruptions")
+DATASETS: Registry[Any] = Registry("data set", "ostinato.data.datasets")
+STREAMS: Registry[Any] = Registry("stream", "ostinato.data")
+TABLES: Registry[Any] = Registry("table", "ostinato.bench")

@@ -1,0 +1,94 @@
+"""The few values that travel between a stream, a method and the records of a run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What a stream yields. A method is given `images` (and `classes`) and nothing else.
+
+    Attributes:
+        images: (B, 3, H, W), uint8 or float in [0, 1], before any normalisation.
+        labels: (B,) class indices, or (B, H, W) for segmentation (255 is ignored).
+            Counted within `classes` where that is set.
+        domain: the true domain's name; for metrics alone.
+        index: position of the batch in its stream.
+        round: how often this domain has come before, from 0.
+        classes: the model's output columns in use, where a data set has a part of them.
+        keys: one stable name per image, to pair images across runs.
+        image_domains: the true domain of every image where a batch mixes several.
+    """
+
+    images: Tensor
+    labels: Tensor | None = None
+    domain: str = ""
+    index: int = 0
+    round: int = 0
+    classes: Tensor | None = None
+    keys: tuple[str, ...] = ()
+    image_domains: tuple[str, ...] | None = None
+
+    def __len__(self) -> int:
+        return int(self.images.shape[0])
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What the discriminator made of a batch. Deciding changes nothing.
+
+    Attributes:
+        domain: stable id of the chosen domain (a new id where `is_new`).
+        is_new: the batch matches no known domain.
+        distance: to the nearest known domain; infinite where there is none.
+        threshold: the distance above which a batch counts as new.
+        distances: to every known domain, as (id, distance).
+        evidence: how many images the decision rests on.
+        settled: False while the evidence is still too thin to learn from.
+        per_sample: with route="sample", the domain of each image.
+    """
+
+    domain: int
+    is_new: bool
+    distance: float
+    threshold: float
+    distances: tuple[tuple[int, float], ...] = ()
+    evidence: int = 0
+    settled: bool = True
+    per_sample: tuple[int, ...] | None = None
+
+
+@dataclass(slots=True)
+class StepOutput:
+    """What one step produced; `adapted.last` keeps the latest.
+
+    Attributes:
+        logits: the prediction that was returned.
+        decision: what the discriminator decided, for methods that have one.
+        loss: the objective's value, where there was one.
+        used: images that took part in the objective.
+        updated: whether any parameter moved.
+        events: what the guards did ("rolled back domain 2"), in order.
+        seconds: wall time of the step.
+    """
+
+    logits: Tensor
+    decision: Decision | None = None
+    loss: float | None = None
+    used: int = 0
+    updated: bool = False
+    events: tuple[str, ...] = field(default=())
+    seconds: float = 0.0
+
+    @property
+    def domain(self) -> int | None:
+        """The chosen domain's id, where the method keeps domains."""
+        return None if self.decision is None else self.decision.domain
+
+    @property
+    def is_new(self) -> bool:
+        """Whether the batch opened a new domain."""
+        return self.decision is not None and self.decision.is_new
