@@ -46,7 +46,7 @@ class Config(BaseModel):
         except yaml.YAMLError as error:
             raise ConfigError(f"{path} is not valid YAML: {error}") from None
         if not isinstance(values, dict):
-            raise ConfigError(f"{path} should hold 'key: value' lines, not a {type(values).__name__}.")
+            raise ConfigError(f"{path} should hold 'key: value' lines, not {values!r:.40}.")
         return cls.parse(values)
 
     def replace(self, **changes: Any) -> Self:

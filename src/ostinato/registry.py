@@ -28,7 +28,7 @@ class Registry(Generic[T]):
     >>> shapes["sqare"]
     Traceback (most recent call last):
         ...
-    ostinato.errors.UnknownName: There is no shape 'sqare'. Did you mean 'square'? Available: square.
+    ostinato.errors.UnknownName: There is no shape 'sqare'. Did you mean 'square'? ...
     """
 
     def __init__(self, kind: str, home: str | None = None) -> None:
