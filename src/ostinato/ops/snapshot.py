@@ -68,6 +68,40 @@ class Stateful(Protocol):
         ...
 
 
+class Scalars(dict[str, Any]):
+    """A few JSON-able values that can be saved and reset with the rest.
+
+    >>> counters = Scalars(steps=0)
+    >>> counters["steps"] += 1
+    >>> counters.export_state().values
+    {'steps': 1}
+    """
+
+    def export_state(self) -> State:
+        """The values."""
+        return State(values=dict(self))
+
+    def import_state(self, state: State) -> None:
+        """Take values over."""
+        self.clear()
+        self.update(state.values)
+
+
+class RandomState:
+    """A CPU random generator whose position is part of the state."""
+
+    def __init__(self, seed: int) -> None:
+        self.generator = torch.Generator().manual_seed(seed)
+
+    def export_state(self) -> State:
+        """The generator's position."""
+        return State({"position": self.generator.get_state()})
+
+    def import_state(self, state: State) -> None:
+        """Continue from a position."""
+        self.generator.set_state(state.tensors["position"].cpu())
+
+
 def save_state(path: str | Path, state: State, header: dict[str, Any]) -> None:
     """Write atomically: a crash leaves the old file, or none, never half a one."""
     path = Path(path)

@@ -1,0 +1,122 @@
+"""The few functions a user calls: adapt a model, take it back, collect source statistics."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from ostinato.errors import ConfigError
+from ostinato.methods.base import Method, Resources
+from ostinato.methods.contract import resolve_config
+from ostinato.models import Normalize, Triple, VisionModel
+from ostinato.ops.snapshot import State, load_state
+from ostinato.ops.statistics import SourceStatistics, collect
+from ostinato.ops.trainable import Flags
+from ostinato.registry import METHODS
+
+
+def adapt(
+    model: nn.Module,
+    method: str = "dual_expert",
+    *,
+    preset: str | None = None,
+    statistics: SourceStatistics | str | Path | None = None,
+    prepared: State | str | Path | None = None,
+    targets: Any = None,
+    normalize: Normalize = "model",
+    mean: Triple | None = None,
+    std: Triple | None = None,
+    **settings: Any,
+) -> Method:
+    """Wrap a model so that calling it predicts, recognises the domain and adapts.
+
+    Args:
+        model: any classifier or segmenter with transformer FFNs; changed in place, and given
+            back by `unwrap`.
+        method: a registered name; `ostinato list methods` shows them.
+        preset: named settings of the method. `dual_expert` takes `robust` where source
+            statistics are given, `source-free` otherwise.
+        statistics: from `collect_statistics`, or the path of a saved file.
+        prepared: what `ostinato prepare` wrote, or its path.
+        targets: where experts go: names, a regex or a predicate; found by structure if None.
+        normalize: "model" (pixels in, the wrapper normalises), "none" or "input".
+        mean: of the model's input convention, where the model does not tell.
+        std: likewise.
+        settings: single settings on top of the preset, such as ``lr=3e-4``.
+
+    >>> import timm, torch
+    >>> vit = timm.create_model("test_vit", num_classes=10)
+    >>> adapted = adapt(vit)
+    >>> adapted(torch.rand(4, 3, 160, 160)).shape
+    torch.Size([4, 10])
+    >>> adapted.last.domain, adapted.last.is_new
+    (0, True)
+    >>> unwrap(adapted) is vit
+    True
+    """
+    if isinstance(model, Method):
+        raise ConfigError("This model is adapted already; call ostinato.unwrap on it first.")
+    kind = METHODS[method]
+    if isinstance(statistics, (str, Path)):
+        statistics = SourceStatistics.load(statistics)
+    if isinstance(prepared, (str, Path)):
+        prepared = load_state(prepared)[0]
+    if preset is None and method == "dual_expert":
+        preset = "source-free" if statistics is None else "robust"
+    config = resolve_config(kind, preset, settings)
+    vision = VisionModel(model, normalize=normalize, mean=mean, std=std)
+    adapted: Method = kind(vision, config, Resources(statistics, prepared), targets)
+    return adapted
+
+
+def unwrap(adapted: Method) -> nn.Module:
+    """The original module with its original weights, bit for bit; `adapted` is used up."""
+    if not isinstance(adapted, Method):
+        raise ConfigError("unwrap takes what ostinato.adapt returned.")
+    return adapted.detach()
+
+
+def prepare(
+    model: nn.Module,
+    method: str,
+    images: Tensor,
+    labels: Tensor | None = None,
+    *,
+    preset: str | None = None,
+    normalize: Normalize = "model",
+    mean: Triple | None = None,
+    std: Triple | None = None,
+    **settings: Any,
+) -> State:
+    """What a method needs from source images before deployment, for `adapt(prepared=...)`."""
+    kind = METHODS[method]
+    config = resolve_config(kind, preset, settings)
+    vision = VisionModel(model, normalize=normalize, mean=mean, std=std)
+    flags = Flags.freeze(model)
+    try:
+        state: State = kind.prepare(vision, vision.check(images), labels, config)
+    finally:
+        flags.restore()
+    return state
+
+
+def collect_statistics(
+    model: nn.Module,
+    images: Tensor,
+    *,
+    batch_size: int = 50,
+    normalize: Normalize = "model",
+    mean: Triple | None = None,
+    std: Triple | None = None,
+) -> SourceStatistics:
+    """Feature statistics of clean source images (about 300), taken once before deployment."""
+    if isinstance(model, Method):
+        raise ConfigError("Collect statistics from the source model, before adapting it.")
+    vision = VisionModel(model, normalize=normalize, mean=mean, std=std)
+    flags = Flags.freeze(model)
+    try:
+        return collect(vision, (vision.check(part) for part in images.split(batch_size)))
+    finally:
+        flags.restore()

@@ -1,0 +1,304 @@
+"""The one step loop, and what a method declares and supplies.
+
+A method is one file: a frozen config and a class registered by name. It supplies `configure`
+(what it adds), `trainable` (what moves) and `objective` (logits and loss of a batch) and, where
+it must, one of the other hooks. The loop, precision, reset, save, load and timing are here.
+
+One batch: `inspect` → `route` → (`objective` → `update`) × `steps` → `predict` → `after`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from ostinato.errors import ConfigError, MissingResource
+from ostinato.methods.contract import (
+    Input,
+    MethodConfig,
+    MethodInfo,
+    Need,
+    Objective,
+    Predicts,
+    Resources,
+)
+from ostinato.methods.persistence import Persistent
+from ostinato.models import VisionModel, fingerprint
+from ostinato.ops.optim import OptimizerState, cosine, make_optimizer, total_norm
+from ostinato.ops.snapshot import RandomState, Scalars, State, Stateful
+from ostinato.ops.trainable import Flags, Weights
+from ostinato.types import Decision, StepOutput
+
+__all__ = ["Input", "Method", "MethodConfig", "MethodInfo", "Objective", "Resources"]
+
+
+class Method(Persistent, nn.Module):
+    """Base of all methods: call it with images, get logits; it adapts on the way."""
+
+    info: ClassVar[MethodInfo]
+    Config: ClassVar[type[MethodConfig]] = MethodConfig
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    name: ClassVar[str] = ""
+
+    def __init__(
+        self,
+        model: VisionModel,
+        config: MethodConfig | None = None,
+        resources: Resources | None = None,
+        targets: Any = None,
+    ) -> None:
+        super().__init__()
+        self.config: Any = config or self.Config()
+        self.resources = resources or Resources()
+        self.targets = targets
+        self._check_needs()
+        self.fingerprint = fingerprint(model.base)
+        self.model = model
+        self._flags = Flags.freeze(model)
+        self._tracked: dict[str, Stateful] = {}
+        self.counters = self.track("counters", Scalars(steps=0, size=None))
+        self.random = self.track("random", RandomState(self.config.seed))
+        self.weights: Weights | None = None
+        self.optimizer: torch.optim.Optimizer | None = None
+        self.events: list[str] = []
+        self.last: StepOutput | None = None
+        try:
+            self.configure()
+            self._set_up_training()
+        except BaseException:
+            self.detach()
+            raise
+        self._initial = self._first_state()
+
+    # What a method supplies.
+
+    def configure(self) -> None:
+        """Build what the method adds to the model, and `track` what changes."""
+
+    def trainable(self) -> dict[str, nn.Parameter]:
+        """Source parameters that move, by name; the loop's own optimizer steps them."""
+        return {}
+
+    def objective(self, batch: Input) -> Objective:
+        """Forward a batch; logits and, where something is to be learned, a loss."""
+        return Objective(self.logits(batch))
+
+    def inspect(self, batch: Input) -> None:
+        """Refuse a batch here, before anything changes."""
+
+    def route(self, batch: Input) -> Decision | None:
+        """Recognise the batch's domain and prepare for it."""
+        return None
+
+    def steps(self, batch: Input) -> int:
+        """How many updates this batch gets."""
+        return int(self.config.steps)
+
+    def update(self, batch: Input, objective: Objective) -> bool:
+        """Descend the loss once; False where nothing moved."""
+        if self.optimizer is None:
+            return False
+        return self.descend(objective, [self.optimizer])
+
+    def predict(self, batch: Input, first: Objective, last: Objective) -> Tensor:
+        """The logits to return; by default what `info.predicts` says."""
+        when = self.predicts
+        if when == "after":
+            with torch.no_grad(), self.autocast():
+                return self.logits(batch)
+        return (last if when == "last" else first).logits
+
+    def after(self, batch: Input, objective: Objective, decision: Decision | None) -> None:
+        """Whatever follows the update: teachers, restoration, discriminator, guards."""
+
+    def abort(self, decision: Decision | None) -> None:
+        """Undo what `route` did, when a batch fails on its way."""
+
+    def release(self) -> None:
+        """Take out of the model what `configure` put in."""
+
+    def trained(self) -> int:
+        """How many parameters one step moves."""
+        return sum(p.numel() for p in self.trainable().values())
+
+    @classmethod
+    def prepare(
+        cls, model: VisionModel, images: Tensor, labels: Tensor | None, config: Any
+    ) -> State:
+        """What must be made from source images before deployment (pixels in [0, 1])."""
+        raise ConfigError(f"{cls.name} needs no preparation.")
+
+    @classmethod
+    def needs(cls, config: MethodConfig) -> frozenset[Need]:
+        """The help needed under these settings."""
+        return cls.info.needs
+
+    # What the loop offers to a method.
+
+    @property
+    def predicts(self) -> Predicts:
+        """When the prediction is taken; a `predict` setting, where there is one, decides."""
+        chosen: Predicts = getattr(self.config, "predict", self.info.predicts)
+        return chosen
+
+    def logits(self, batch: Input, pixels: Tensor | None = None) -> Tensor:
+        """The model's logits for the batch (or for other pixels), in its label space."""
+        logits: Tensor = self.model(batch.pixels if pixels is None else pixels)
+        return logits if batch.classes is None else logits.index_select(1, batch.classes)
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """The precision the config asks for."""
+        enabled = self.config.precision == "bf16"
+        return torch.autocast(self.model.device.type, torch.bfloat16, enabled=enabled)
+
+    def descend(self, objective: Objective, optimizers: list[torch.optim.Optimizer]) -> bool:
+        """Backward and step; an update that is not finite, or rests on no image, is left out."""
+        loss = objective.loss
+        if loss is None or not loss.requires_grad:
+            return False
+        for optimizer in optimizers:
+            optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        if not self.sound(
+            objective, [p for o in optimizers for g in o.param_groups for p in g["params"]]
+        ):
+            return False
+        scale = 1.0 if self.config.total_steps is None else self._annealing()
+        for optimizer in optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = group["initial_lr"] * scale
+            optimizer.step()
+        return True
+
+    def sound(self, objective: Objective, parameters: list[nn.Parameter]) -> bool:
+        """Whether gradients and loss are finite and at least one image took part."""
+        if objective.loss is None:
+            return False
+        used = objective.used if objective.used is not None else len(objective.logits)
+        norm = total_norm(parameters).to(objective.loss.device)
+        count = torch.as_tensor(used, dtype=torch.float32, device=norm.device)
+        loss, size, images = torch.stack([objective.loss.detach().float(), norm, count]).tolist()
+        objective.extra |= {"loss": loss, "used": int(images)}
+        if not (abs(loss) < float("inf") and size < float("inf")):
+            self.events.append("left out a non-finite update")
+            return False
+        return bool(images > 0)
+
+    # The loop.
+
+    def forward(self, images: Tensor, classes: Tensor | None = None) -> Tensor:
+        """Predict a batch and adapt to it. Works under `no_grad` and `inference_mode` too."""
+        return self.step(images, classes=classes).logits
+
+    def step(
+        self, images: Tensor, *, classes: Tensor | None = None, oracle: str | None = None
+    ) -> StepOutput:
+        """One batch; `oracle` (a true domain name) only for methods that declare that need."""
+        started = time.perf_counter()
+        with torch.inference_mode(False), torch.enable_grad():
+            batch = self._receive(images, classes, oracle)
+            self.inspect(batch)
+            self.events = []
+            decision = self.route(batch)
+            try:
+                first, last, updated = self._adapt(batch)
+                logits = self.predict(batch, first, last).detach().float()
+                self.after(batch, last, decision)
+            except BaseException:
+                self.abort(decision)
+                raise
+            finally:
+                self.model.release()
+        self.counters["steps"] += 1
+        self.counters["size"] = list(batch.pixels.shape[-2:])
+        self.last = StepOutput(
+            logits=logits,
+            decision=decision,
+            loss=last.extra.get("loss"),
+            used=int(last.extra.get("used", 0)),
+            updated=updated,
+            events=tuple(self.events),
+            seconds=time.perf_counter() - started,
+        )
+        return self.last
+
+    def _adapt(self, batch: Input) -> tuple[Objective, Objective, bool]:
+        first: Objective | None = None
+        updated = False
+        for _ in range(self.steps(batch)):
+            with self.autocast():
+                last = self.objective(batch)
+            first = first or last
+            updated |= self.update(batch, last)
+        assert first is not None
+        return first, last, updated
+
+    def _receive(self, images: Tensor, classes: Tensor | None, oracle: str | None) -> Input:
+        if oracle is not None and "domain labels" not in self.needs(self.config):
+            oracle = None  # a method that does not declare the need never sees the name
+        pixels = self.model.check(images)
+        if pixels.is_inference():
+            pixels = pixels.clone()
+        if classes is not None:
+            classes = torch.as_tensor(classes, device=pixels.device).long()
+        return Input(pixels, classes, oracle)
+
+    def detach(self) -> nn.Module:
+        """Take the method out; returns the original module with its original weights."""
+        self.release()
+        if self.weights is not None:
+            self.weights.restore()
+        self._flags.restore()
+        return self.model.base
+
+    def summary(self) -> str:
+        """A few lines: what is adapted, what moves, what help it has."""
+        total = sum(p.numel() for p in self._flags.parameters())
+        moved = self.trained()
+        lines = [
+            f"{self.info.title} on {type(self.model.base).__name__}",
+            f"  source model     {total / 1e6:.2f} M parameters, normalize={self.model.normalize}",
+            f"  trained per step {moved / 1e6:.3f} M = {100 * moved / total:.2f} %",
+        ]
+        help_used = ", ".join(sorted(self.needs(self.config))) or "none"
+        return "\n".join([*lines, *self.details(), f"  help             {help_used}"])
+
+    def details(self) -> list[str]:
+        """More lines for the summary."""
+        return []
+
+    def _set_up_training(self) -> None:
+        parameters = self.trainable()
+        if not parameters:
+            return
+        self.weights = self.track("weights", Weights(parameters))
+        self.optimizer = make_optimizer(
+            self.config.optimizer,
+            list(parameters.values()),
+            lr=self.config.lr,
+            weight_decay=self.config.weight_decay,
+            momentum=self.config.momentum,
+        )
+        self.track("optimizer", OptimizerState(self.optimizer))
+
+    def _annealing(self) -> float:
+        return cosine(self.counters["steps"], self.config.total_steps)
+
+    def _check_needs(self) -> None:
+        needs = self.needs(self.config)
+        if "source statistics" in needs and self.resources.statistics is None:
+            raise MissingResource(
+                f"{self.name or type(self).__name__} needs source statistics: pass "
+                "statistics=ostinato.collect_statistics(model, clean_images) or the path of a "
+                "saved file."
+            )
+        if "prepared file" in needs and self.resources.prepared is None:
+            raise MissingResource(
+                f"{self.name} needs a prepared file: run 'ostinato prepare {self.name} "
+                "--model ... --data ... --out FILE' once, then pass prepared=FILE."
+            )

@@ -1,0 +1,107 @@
+"""What a method declares and what travels between it and the step loop."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from pydantic import Field
+from torch import Tensor
+
+from ostinato.config import Config
+from ostinato.errors import ConfigError, did_you_mean
+from ostinato.ops.optim import OptimizerName
+from ostinato.ops.snapshot import State
+from ostinato.ops.statistics import SourceStatistics
+
+Need = Literal["source statistics", "prepared file", "domain labels"]
+Predicts = Literal["before", "after", "last", "teacher"]
+
+
+@dataclass(frozen=True)
+class MethodInfo:
+    """What a method declares; tables and docs show it.
+
+    Attributes:
+        title: how tables call it.
+        paper: where it comes from.
+        trains: what moves, in words.
+        predicts: "before" the update, "after" it, the "last" of several steps, the "teacher".
+        tasks: what it can be used for.
+        needs: help beyond the unlabeled stream.
+        differences: from its authors' release, in words.
+    """
+
+    title: str
+    paper: str
+    trains: str
+    predicts: Predicts = "before"
+    tasks: frozenset[str] = frozenset({"classification"})
+    needs: frozenset[Need] = frozenset()
+    differences: str = "none known"
+
+
+class MethodConfig(Config):
+    """Settings every method has."""
+
+    seed: int = Field(0, description="seeds everything random in the method")
+    precision: Literal["fp32", "bf16"] = Field("fp32", description="bf16 runs under autocast")
+    optimizer: OptimizerName = Field("adam", description="adam, adamw or sgd")
+    lr: float = Field(1e-3, ge=0, description="learning rate")
+    weight_decay: float = Field(0.0, ge=0, description="weight decay")
+    momentum: float = Field(0.9, ge=0, lt=1, description="momentum, for sgd")
+    steps: int = Field(1, ge=1, description="updates per batch")
+    total_steps: int | None = Field(
+        None, ge=1, description="length of the stream, for cosine annealing; constant without"
+    )
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What was prepared before deployment.
+
+    Attributes:
+        statistics: source statistics (`ostinato.collect_statistics`).
+        prepared: what `ostinato prepare METHOD` wrote.
+    """
+
+    statistics: SourceStatistics | None = None
+    prepared: State | None = None
+
+
+@dataclass(frozen=True)
+class Input:
+    """One batch as a method sees it: pixels in [0, 1], and the label space in use."""
+
+    pixels: Tensor
+    classes: Tensor | None = None
+    oracle: str | None = None
+
+    def __len__(self) -> int:
+        return int(self.pixels.shape[0])
+
+
+@dataclass
+class Objective:
+    """What a method made of a batch: logits to predict from and a loss to descend."""
+
+    logits: Tensor
+    loss: Tensor | None = None
+    used: Tensor | int | None = None
+    extra: dict[str, Any] = field(default_factory=dict)
+
+
+def resolve_config(kind: Any, preset: str | None, settings: Mapping[str, Any]) -> Any:
+    """A method's config from a preset and single settings on top; nested settings are merged."""
+    values: dict[str, Any] = {}
+    if preset is not None:
+        if preset not in kind.presets:
+            hint = did_you_mean(preset, kind.presets)
+            raise ConfigError(f"{kind.name} has no preset {preset!r}. {hint}")
+        values = dict(kind.presets[preset])
+    for key, value in settings.items():
+        known = values.get(key)
+        both = isinstance(known, Mapping) and isinstance(value, Mapping)
+        values[key] = {**known, **value} if both else value  # type: ignore[dict-item]
+    return kind.Config.parse(values)

@@ -1,0 +1,94 @@
+"""State of a method: declared once with `track`; reset, save and load follow from it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+from ostinato.errors import StateError
+from ostinato.ops.snapshot import State, Stateful, load_state, save_state
+from ostinato.ops.trainable import Weights
+from ostinato.types import StepOutput
+
+S = TypeVar("S", bound=Stateful)
+
+
+class Persistent:
+    """Mixed into `Method`: everything that changes while adapting, as one `State`."""
+
+    name: ClassVar[str]
+    config: Any
+    fingerprint: str
+    last: StepOutput | None
+    _tracked: dict[str, Stateful]
+    _initial: State
+
+    def track(self, name: str, thing: S) -> S:
+        """Declare something that changes: reset, save and load then include it."""
+        self._tracked[name] = thing
+        return thing
+
+    def export_state(self) -> State:
+        """Everything that changes while adapting."""
+        return State.join({name: thing.export_state() for name, thing in self._tracked.items()})
+
+    def import_state(self, state: State) -> None:
+        """Become what `export_state` described, or stay as it was and raise."""
+        missing = [name for name in self._tracked if name not in state.values]
+        if missing:
+            raise StateError(f"The state lacks {', '.join(missing)}.")
+        before = self.export_state().clone()
+        try:
+            self._import(state)
+        except Exception as error:
+            self._import(before)
+            if isinstance(error, StateError):
+                raise
+            raise StateError(f"The state does not fit this method: {error}") from error
+        self.last = None
+
+    def reset(self) -> None:
+        """Forget everything learned: exactly the state after `adapt`."""
+        self._import(self._initial)
+        self.last = None
+
+    def save(self, path: str | Path) -> None:
+        """Write the state to one file, atomically."""
+        save_state(path, self.export_state(), self._header())
+
+    def load(self, path: str | Path) -> None:
+        """Continue from a file; on any error nothing has changed."""
+        state, header = load_state(path)
+        mine = self._header()
+        for key, what in (("method", "another method"), ("model", "another source model")):
+            if header.get(key) != mine[key]:
+                raise StateError(
+                    f"{path} was saved for {what} ({header.get(key)}; this is {mine[key]})."
+                )
+        given, own = header.get("config", {}), mine["config"]
+        different = sorted(k for k in {*given, *own} if given.get(k) != own.get(k))
+        if different:
+            shown = ", ".join(f"{k} = {given.get(k)!r}, here {own.get(k)!r}" for k in different)
+            raise StateError(f"{path} was saved with other settings: {shown}.")
+        self.import_state(state)
+
+    def _first_state(self) -> State:
+        parts = {}
+        for name, thing in self._tracked.items():
+            # The source values are kept once, by the weights themselves.
+            if isinstance(thing, Weights):
+                parts[name] = State(thing.source)
+            else:
+                parts[name] = thing.export_state().clone()
+        return State.join(parts)
+
+    def _import(self, state: State) -> None:
+        for name, thing in self._tracked.items():
+            thing.import_state(state.part(name))
+
+    def _header(self) -> dict[str, Any]:
+        return {
+            "method": self.name,
+            "model": self.fingerprint,
+            "config": self.config.model_dump(mode="json"),
+        }

@@ -1,0 +1,26 @@
+"""Source: the frozen model, as every table's first row."""
+
+from __future__ import annotations
+
+import torch
+
+from ostinato.methods.base import Input, Method, MethodInfo, Objective
+from ostinato.registry import METHODS
+
+
+@METHODS.register("source")
+class Source(Method):
+    """The model as it was deployed; nothing adapts."""
+
+    name = "source"
+    info = MethodInfo(
+        title="Source",
+        paper="-",
+        trains="nothing",
+        tasks=frozenset({"classification", "segmentation"}),
+    )
+
+    def objective(self, batch: Input) -> Objective:
+        """One forward, no loss."""
+        with torch.no_grad():
+            return Objective(self.logits(batch))

@@ -1,0 +1,52 @@
+"""TENT, continual: entropy minimisation on the normalisation layers, never reset."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+from torch import nn
+
+from ostinato.methods.base import Input, Method, MethodConfig, MethodInfo, Objective
+from ostinato.ops.losses import softmax_entropy
+from ostinato.ops.optim import OptimizerName
+from ostinato.ops.trainable import norm_parameters
+from ostinato.registry import METHODS
+
+
+class TentConfig(MethodConfig):
+    """Settings of TENT."""
+
+    optimizer: OptimizerName = Field("sgd", description="adam, adamw or sgd")
+    lr: float = Field(1e-4, ge=0, description="learning rate")
+    predict: Literal["before", "after"] = Field("before", description="prediction's time")
+
+
+@METHODS.register("tent")
+class Tent(Method):
+    """Minimise the mean entropy of all predictions over the affine norm parameters."""
+
+    name = "tent"
+    Config = TentConfig
+    info = MethodInfo(
+        title="TENT (continual)",
+        paper="Wang et al., ICLR 2021",
+        trains="affine parameters of every normalisation layer",
+        predicts="before",
+        tasks=frozenset({"classification", "segmentation"}),
+        differences="LayerNorm in place of batch norm, as all ViT ports have it; not episodic",
+    )
+    presets = {
+        "imagenet-c": {"optimizer": "sgd", "lr": 1e-4, "momentum": 0.9},
+        "cifar100-c": {"optimizer": "adam", "lr": 3e-4},
+        "acdc": {"optimizer": "adam", "lr": 7.5e-6},
+    }
+
+    def trainable(self) -> dict[str, nn.Parameter]:
+        """The norms' weights and biases."""
+        return norm_parameters(self.model.base)
+
+    def objective(self, batch: Input) -> Objective:
+        """Mean entropy over all images."""
+        logits = self.logits(batch)
+        return Objective(logits, softmax_entropy(logits).mean())

@@ -1,0 +1,184 @@
+"""What adaptation needs to know of a model: its input convention, its logits, its blocks.
+
+Images travel through Ostinato as pixels in [0, 1]. Normalisation belongs to the model:
+
+- ``normalize="model"`` (default): the wrapper applies the model's own mean and std;
+- ``normalize="none"``: pixels go in as they are, as the literature's tables have it;
+- ``normalize="input"``: the caller normalises already; mean and std tell how to undo it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from ostinato.errors import ConfigError, InputError
+
+Normalize = Literal["model", "none", "input"]
+
+IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+HALF = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+# Hugging Face keeps mean and std with the image processor, not with the model.
+HF_CONVENTIONS = {
+    "vit": HALF,
+    "beit": HALF,
+    "deit": IMAGENET,
+    "dinov2": IMAGENET,
+    "swin": IMAGENET,
+    "swinv2": IMAGENET,
+    "segformer": IMAGENET,
+}
+
+Triple = tuple[float, float, float]
+
+
+def input_convention(model: nn.Module) -> tuple[Triple, Triple] | None:
+    """The mean and std a model was trained with, where the model tells."""
+    for attribute in ("pretrained_cfg", "default_cfg"):
+        cfg = getattr(model, attribute, None)
+        if isinstance(cfg, dict) and cfg.get("mean") and cfg.get("std"):
+            return tuple(cfg["mean"]), tuple(cfg["std"])
+    if type(model).__module__.startswith("torchvision."):
+        return IMAGENET
+    kind = getattr(getattr(model, "config", None), "model_type", None)
+    return HF_CONVENTIONS.get(str(kind))
+
+
+class VisionModel(nn.Module):
+    """A model with its input convention: pixels in, logits out.
+
+    >>> net = nn.Sequential(nn.Flatten(), nn.Linear(12, 5))
+    >>> vision = VisionModel(net, normalize="none")
+    >>> vision(vision.check(torch.zeros(2, 3, 2, 2, dtype=torch.uint8))).shape
+    torch.Size([2, 5])
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        normalize: Normalize = "model",
+        mean: Triple | None = None,
+        std: Triple | None = None,
+    ) -> None:
+        super().__init__()
+        if normalize not in ("model", "none", "input"):
+            raise ConfigError(f"normalize is 'model', 'none' or 'input', not {normalize!r}.")
+        if not any(True for _ in model.parameters()):
+            raise ConfigError("The model has no parameters, so there is nothing to adapt.")
+        known = (mean, std) if mean and std else input_convention(model)
+        if normalize != "none" and known is None:
+            raise ConfigError(
+                f"{type(model).__name__} does not say how its input is normalised. Pass mean=(...) "
+                "and std=(...), or normalize='none' if it takes pixels in [0, 1] as they are."
+            )
+        self.base = model
+        self.normalize: Normalize = normalize
+        device = next(model.parameters()).device
+        for name, value in zip(("mean", "std"), known or HALF, strict=True):
+            self.register_buffer(
+                name, torch.tensor(value, device=device).view(1, -1, 1, 1), persistent=False
+            )
+        self._given: tuple[Tensor, Tensor] | None = None
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model lives."""
+        return self.mean.device
+
+    def check(self, images: Tensor) -> Tensor:
+        """Pixels in [0, 1] on the model's device, or an InputError that says what is wrong."""
+        _check_shape(images, channels=self.mean.shape[1])
+        if images.dtype == torch.bool or images.is_complex():
+            raise InputError(f"Images should be uint8 or float, not {images.dtype}.")
+        images = images.detach().to(self.device)
+        low, high = (float(v) for v in torch.stack(torch.aminmax(images.float())).tolist())
+        if not (low > -float("inf") and high < float("inf")):
+            raise InputError("The images hold NaN or infinite pixels; drop or repair them first.")
+        if not images.is_floating_point():
+            if low < 0 or high > 255:
+                raise InputError(
+                    f"Integer images must lie in [0, 255]; these span {low:.0f} to {high:.0f}."
+                )
+            return images.float() / 255
+        if self.normalize == "input":
+            pixels = images.float() * self.std + self.mean
+            self._given = (pixels, images.float())
+            return pixels
+        if low < -1e-3 or high > 1 + 1e-3:
+            raise InputError(
+                f"Float images must lie in [0, 1]; these span {low:.2f} to {high:.2f}. If they "
+                "are normalised already, adapt with normalize='input'; if they are in [0, 255], "
+                "pass uint8 or divide by 255."
+            )
+        return images.float()
+
+    def prepare(self, pixels: Tensor) -> Tensor:
+        """What the model itself takes. Normalised input comes back as it was given, to the bit."""
+        if self._given is not None and self._given[0] is pixels:
+            return self._given[1]
+        return pixels if self.normalize == "none" else (pixels - self.mean) / self.std
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """Logits: (B, C), or (B, C, H, W) per pixel."""
+        return logits_of(self.base(self.prepare(pixels)))
+
+    def release(self) -> None:
+        """Forget the last batch."""
+        self._given = None
+
+
+def logits_of(output: Any) -> Tensor:
+    """The logits in a model's output: a tensor, or an object or dict with `logits` or `out`.
+
+    >>> logits_of({"logits": torch.zeros(1, 3)}).shape
+    torch.Size([1, 3])
+    """
+    if isinstance(output, Tensor):
+        return output
+    for key in ("logits", "out"):
+        value = output.get(key) if isinstance(output, dict) else getattr(output, key, None)
+        if isinstance(value, Tensor):
+            return value
+    raise InputError(
+        f"The model returns {type(output).__name__} without logits; wrap it so that it returns "
+        "a tensor, or an object with a .logits tensor."
+    )
+
+
+def fingerprint(model: nn.Module) -> str:
+    """A short hash of names, shapes and a sample of every weight: which model is this?"""
+    total = hashlib.sha256()
+    samples = []
+    for name, tensor in sorted(model.state_dict().items()):
+        total.update(f"{name}{tuple(tensor.shape)}".encode())
+        flat = tensor.detach().reshape(-1)
+        samples.append(flat[:: max(1, flat.numel() // 64)][:64].double())
+    if samples:
+        total.update(torch.cat(samples).cpu().numpy().tobytes())
+    return total.hexdigest()[:16]
+
+
+def _check_shape(images: Tensor, channels: int) -> None:
+    if not isinstance(images, Tensor):
+        raise InputError(f"Images should be a torch tensor, not {type(images).__name__}.")
+    if images.ndim != 4:
+        hint = " Add a batch dimension: images[None]." if images.ndim == 3 else ""
+        raise InputError(f"Images should be (batch, 3, height, width), not {_shape(images)}.{hint}")
+    if 0 in images.shape:
+        raise InputError(f"The batch is empty: {_shape(images)}.")
+    if images.shape[1] != channels:
+        last = " Move the channels first: images.permute(0, 3, 1, 2)." * (images.shape[-1] == 3)
+        raise InputError(
+            f"The model takes {channels} channels, the images have {images.shape[1]}.{last}"
+        )
+
+
+def _shape(images: Tensor) -> str:
+    return str(tuple(images.shape))

@@ -1,0 +1,120 @@
+"""Which parameters move: choosing, freezing, tracking and giving them back."""
+
+from __future__ import annotations
+
+import re
+
+import torch
+from torch import Tensor, nn
+
+from ostinato.errors import StateError, TargetError
+from ostinato.ops.snapshot import State
+
+NORMS = (nn.LayerNorm, nn.GroupNorm, nn.modules.batchnorm._BatchNorm)
+
+
+def norm_parameters(model: nn.Module, *, blocks: range | None = None) -> dict[str, nn.Parameter]:
+    """Affine parameters of every normalisation layer, by name.
+
+    Args:
+        model: where to look.
+        blocks: keep those inside blocks of these numbers alone (and drop the ones outside any
+            block), as methods do that leave the last blocks untouched.
+
+    >>> sorted(norm_parameters(nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2))))
+    ['1.bias', '1.weight']
+    """
+    found: dict[str, nn.Parameter] = {}
+    for name, module in model.named_modules():
+        if not (isinstance(module, NORMS) or type(module).__name__.endswith("Norm")):
+            continue
+        number = re.search(r"(?:^|[._])(\d+)(?:\.|$)", name)
+        if blocks is not None and (number is None or int(number.group(1)) not in blocks):
+            continue
+        for key, parameter in module.named_parameters(recurse=False):
+            found[f"{name}.{key}" if name else key] = parameter
+    if not found:
+        raise TargetError(
+            "The model has no normalisation layer with trainable affine parameters"
+            + (f" in blocks {blocks.start} to {blocks.stop - 1}." if blocks is not None else ".")
+            + " Choose a method that trains something else, such as 'dual_expert'."
+        )
+    return found
+
+
+class Flags:
+    """Remembers `requires_grad` and train/eval of a model, freezes it, and can put them back.
+
+    >>> layer = nn.Linear(2, 2)
+    >>> flags = Flags.freeze(layer)
+    >>> layer.weight.requires_grad, layer.training
+    (False, False)
+    >>> flags.restore()
+    >>> layer.weight.requires_grad, layer.training
+    (True, True)
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._grads = [(p, p.requires_grad) for p in model.parameters()]
+        self._modes = [(m, m.training) for m in model.modules()]
+
+    @classmethod
+    def freeze(cls, model: nn.Module) -> Flags:
+        """Remember, then freeze every parameter and switch to eval."""
+        flags = cls(model)
+        model.eval()
+        for parameter in model.parameters():
+            parameter.requires_grad_(False)
+            parameter.grad = None
+        return flags
+
+    def parameters(self) -> list[nn.Parameter]:
+        """The parameters that were there when it froze them."""
+        return [parameter for parameter, _ in self._grads]
+
+    def restore(self) -> None:
+        """Put everything back as it was."""
+        for parameter, flag in self._grads:
+            parameter.requires_grad_(flag)
+            parameter.grad = None
+        for module, mode in self._modes:
+            module.training = mode
+
+
+class Weights:
+    """The parameters of the source model that a method moves, with their source values.
+
+    >>> layer = nn.Linear(2, 2, bias=False)
+    >>> weights = Weights(dict(layer.named_parameters()))
+    >>> source = layer.weight.detach().clone()
+    >>> layer.weight.data += 1
+    >>> weights.restore()
+    >>> bool((layer.weight == source).all())
+    True
+    """
+
+    def __init__(self, parameters: dict[str, nn.Parameter]) -> None:
+        self.parameters = parameters
+        self.source: dict[str, Tensor] = {k: p.detach().clone() for k, p in parameters.items()}
+        for parameter in parameters.values():
+            parameter.requires_grad_(True)
+
+    def restore(self) -> None:
+        """Every value back to the source's, bit for bit."""
+        with torch.no_grad():
+            for name, parameter in self.parameters.items():
+                parameter.copy_(self.source[name])
+
+    def export_state(self) -> State:
+        """The current values."""
+        return State({name: p.detach() for name, p in self.parameters.items()})
+
+    def import_state(self, state: State) -> None:
+        """Take values over; checks names and shapes first."""
+        for name, parameter in self.parameters.items():
+            given = state.tensors.get(name)
+            if given is None or given.shape != parameter.shape:
+                raise StateError(f"The state has no fitting values for parameter {name!r}.")
+        with torch.no_grad():
+            for name, parameter in self.parameters.items():
+                parameter.copy_(state.tensors[name])
