@@ -1,0 +1,102 @@
+"""Every registered method passes the public conformance suite; the suite itself can fail."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from ostinato.checks import check_method
+from ostinato.methods.base import Input, Method, MethodInfo, Objective
+from ostinato.registry import METHODS
+
+
+@pytest.mark.parametrize("name", METHODS.names())
+def test_registered_method_conforms(name):
+    report = check_method(name)
+    assert report.passed, str(report)
+
+
+@pytest.fixture
+def broken():
+    """Registers throw-away methods and forgets them again."""
+    names = []
+
+    def register(kind):
+        names.append(kind.name)
+        METHODS.register(kind.name)(kind)
+        return kind.name
+
+    yield register
+    for name in names:
+        METHODS.remove(name)
+
+
+INFO = MethodInfo(title="x", paper="-", trains="x")
+
+
+def failed(name):
+    return [result.name for result in check_method(name).results if result.problem]
+
+
+def test_suite_notices_a_method_that_writes_into_its_input(broken):
+    class Writer(Method):
+        name = "writer"
+        info = INFO
+
+        def objective(self, batch: Input) -> Objective:
+            batch.pixels.mul_(0.5)
+            return super().objective(batch)
+
+    assert "Images are left as they were" in failed(broken(Writer))
+
+
+def test_suite_notices_undeclared_movement_and_unseeded_noise(broken):
+    class Sneaky(Method):
+        name = "sneaky"
+        info = INFO
+
+        def objective(self, batch: Input) -> Objective:
+            with torch.no_grad():
+                next(self.model.base.parameters()).add_(0.1 * torch.rand(()))
+            return super().objective(batch)
+
+    problems = failed(broken(Sneaky))
+    assert "Only declared parameters move" in problems
+    assert "Seeded runs repeat" in problems
+    assert "Reset is exact" in problems
+    assert "Unwrap gives the source model back, bit for bit" in problems
+
+
+def test_suite_notices_untracked_state(broken):
+    class Forgetful(Method):
+        name = "forgetful"
+        info = INFO
+
+        def configure(self) -> None:
+            self.scale = 1.0
+
+        def objective(self, batch: Input) -> Objective:
+            self.scale *= 1.1
+            return Objective(self.logits(batch) * self.scale)
+
+    problems = failed(broken(Forgetful))
+    assert "Reset is exact" in problems
+    assert "Save, load and go on gives the same bits as going on" in problems
+
+
+def test_a_new_method_is_one_class(broken):
+    class HeadOnly(Method):
+        name = "head-only"
+        info = INFO
+
+        def trainable(self) -> dict[str, nn.Parameter]:
+            return {f"head.{k}": p for k, p in self.model.base.head.named_parameters()}
+
+        def objective(self, batch: Input) -> Objective:
+            logits = self.logits(batch)
+            return Objective(logits, logits.square().mean())
+
+    report = check_method(broken(HeadOnly))
+    assert report.passed, str(report)
+    assert "FAIL" not in str(report)
