@@ -75,13 +75,17 @@ class Registry(Generic[T]):
     def _fill(self) -> None:
         if self._filled or self.home is None:
             return
-        self._filled = True
-        package = importlib.import_module(self.home)
-        for module in pkgutil.iter_modules(package.__path__):
-            if not module.name.startswith("_"):
-                importlib.import_module(f"{self.home}.{module.name}")
-        for point in entry_points(group=self.home):
-            point.load()
+        self._filled = True  # set first: the modules below may look names up while they load
+        try:
+            package = importlib.import_module(self.home)
+            for module in pkgutil.iter_modules(package.__path__):
+                if not module.name.startswith("_"):
+                    importlib.import_module(f"{self.home}.{module.name}")
+            for point in entry_points(group=self.home):
+                point.load()
+        except BaseException:
+            self._filled = False  # half a collection must not pass for the whole
+            raise
 
 
 def _origin(item: Any) -> tuple[str, str]:
