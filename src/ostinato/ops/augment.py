@@ -1,0 +1,211 @@
+"""Augmented views of a batch, in torch: colour, geometry, blur, noise and flips.
+
+Every random number is drawn on the CPU from an explicit generator and then moved, so a view is
+the same on every device. Each image of a batch has its own draw.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+GREY = (0.299, 0.587, 0.114)
+
+
+@dataclass(frozen=True)
+class Strength:
+    """How far a view may go: half-widths of the ranges that factors are drawn from."""
+
+    brightness: float
+    contrast: float
+    saturation: float
+    hue: float
+    gamma: float
+    degrees: float
+    translate: float
+    scale: float
+    blur: float
+    noise: float = 0.005
+
+
+SOFT = Strength(0.2, 0.15, 0.25, 0.03, 0.15, 8.0, 1 / 16, 0.05, 0.25)
+STRONG = Strength(0.4, 0.3, 0.5, 0.06, 0.3, 15.0, 1 / 16, 0.1, 0.5)
+
+
+def cotta_view(pixels: Tensor, generator: torch.Generator, *, strong: bool = True) -> Tensor:
+    """One random view of every image: colour jitter, affine map, blur, flip and noise.
+
+    >>> images = torch.rand(2, 3, 8, 8)
+    >>> one = cotta_view(images, torch.Generator().manual_seed(0))
+    >>> two = cotta_view(images, torch.Generator().manual_seed(0))
+    >>> one.shape, bool((one == two).all()), bool((one >= 0).all() and (one <= 1).all())
+    (torch.Size([2, 3, 8, 8]), True, True)
+    """
+    by = STRONG if strong else SOFT
+    view = pixels.float().clamp(0, 1)
+    view = colour_jitter(view, generator, by)
+    view = random_affine(view, generator, by)
+    view = gaussian_blur(view, _uniform(view, generator, 0.001, by.blur))
+    view = random_flip(view, generator)
+    return (view + by.noise * _noise(view, generator)).clamp(0, 1)
+
+
+def flip(pixels: Tensor) -> Tensor:
+    """Left to right."""
+    return pixels.flip(-1)
+
+
+def random_flip(pixels: Tensor, generator: torch.Generator) -> Tensor:
+    """Flip every image with probability one half."""
+    chosen = _uniform(pixels, generator, 0, 1) < 0.5
+    return torch.where(chosen.view(-1, 1, 1, 1), flip(pixels), pixels)
+
+
+@dataclass(frozen=True)
+class ScaledView:
+    """A resized, perhaps flipped batch, and the way back for dense predictions."""
+
+    pixels: Tensor
+    flipped: bool
+
+    def undo(self, dense: Tensor, size: Sequence[int]) -> Tensor:
+        """Bring (B, C, h, w) predictions of this view to the original frame at `size`."""
+        back = flip(dense) if self.flipped else dense
+        if tuple(back.shape[-2:]) == tuple(size):
+            return back
+        return F.interpolate(back, size=tuple(size), mode="bilinear", align_corners=False)
+
+
+def scaled_views(pixels: Tensor, scales: Sequence[float], flip: bool = True) -> list[ScaledView]:
+    """The batch at every scale, each also flipped where `flip`.
+
+    >>> views = scaled_views(torch.rand(1, 3, 8, 8), [0.5, 1.0])
+    >>> [(tuple(v.pixels.shape[-2:]), v.flipped) for v in views]
+    [((4, 4), False), ((4, 4), True), ((8, 8), False), ((8, 8), True)]
+    """
+    views = []
+    height, width = pixels.shape[-2:]
+    for scale in scales:
+        size = (max(1, round(height * scale)), max(1, round(width * scale)))
+        resized = pixels
+        if size != (height, width):
+            resized = F.interpolate(pixels, size=size, mode="bilinear", align_corners=False)
+            resized = resized.clamp(0, 1)
+        views.append(ScaledView(resized, flipped=False))
+        if flip:
+            views.append(ScaledView(resized.flip(-1), flipped=True))
+    return views
+
+
+def colour_jitter(pixels: Tensor, generator: torch.Generator, by: Strength) -> Tensor:
+    """Brightness, contrast, saturation, hue and gamma, in an order drawn anew."""
+    for step in torch.randperm(5, generator=generator).tolist():
+        if step == 0:
+            pixels = pixels * _factor(pixels, generator, by.brightness)
+        elif step == 1:
+            mean = _grey(pixels).mean((2, 3), keepdim=True)
+            pixels = mean + _factor(pixels, generator, by.contrast) * (pixels - mean)
+        elif step == 2:
+            grey = _grey(pixels)
+            pixels = grey + _factor(pixels, generator, by.saturation) * (pixels - grey)
+        elif step == 3:
+            pixels = shift_hue(pixels, _uniform(pixels, generator, -by.hue, by.hue))
+        else:
+            # The small floor keeps the power's behaviour tame at black.
+            pixels = pixels.clamp_min(1e-8) ** _factor(pixels, generator, by.gamma)
+        pixels = pixels.clamp(0, 1)
+    return pixels
+
+
+def shift_hue(pixels: Tensor, turns: Tensor) -> Tensor:
+    """Turn the hue of each image by so many full turns of the colour wheel.
+
+    >>> red = torch.tensor([1.0, 0.0, 0.0]).view(1, 3, 1, 1)
+    >>> shift_hue(red, torch.tensor([1 / 3])).flatten().round(decimals=4).tolist()
+    [0.0, 1.0, 0.0]
+    """
+    red, green, blue = pixels.unbind(1)
+    value, low = pixels.amax(1), pixels.amin(1)
+    chroma = value - low
+    safe = chroma.clamp_min(1e-12)
+    hue = torch.where(
+        value == red,
+        (green - blue) / safe,
+        torch.where(value == green, 2 + (blue - red) / safe, 4 + (red - green) / safe),
+    )
+    hue = hue + 6 * turns.view(-1, 1, 1)
+    # Channel n of HSV back to RGB: value − chroma · clamp(min(k, 4 − k), 0, 1), k = (n + h) mod 6.
+    channels = []
+    for offset in (5, 3, 1):
+        k = (offset + hue) % 6
+        channels.append(value - chroma * torch.minimum(k, 4 - k).clamp(0, 1))
+    return torch.stack(channels, 1)
+
+
+def random_affine(pixels: Tensor, generator: torch.Generator, by: Strength) -> Tensor:
+    """Rotate, shift and scale every image about its centre; the edge continues outwards."""
+    angle = _uniform(pixels, generator, -by.degrees, by.degrees) * (math.pi / 180)
+    shift_x = _uniform(pixels, generator, -by.translate, by.translate)
+    shift_y = _uniform(pixels, generator, -by.translate, by.translate)
+    scale = _uniform(pixels, generator, 1 - by.scale, 1 + by.scale)
+    return affine(pixels, angle, shift_x, shift_y, scale)
+
+
+def affine(pixels: Tensor, angle: Tensor, right: Tensor, down: Tensor, scale: Tensor) -> Tensor:
+    """Turn by `angle` (radians), scale, then move by shares of width and height; one per image."""
+    height, width = pixels.shape[-2:]
+    device = pixels.device
+    # Pixel centres in pixels from the image's centre: turning needs square units.
+    ys = torch.arange(height, device=device) + 0.5 - height / 2
+    xs = torch.arange(width, device=device) + 0.5 - width / 2
+    angle, right, down, scale = (v.view(-1, 1, 1) for v in (angle, right, down, scale))
+    x = xs.view(1, 1, -1) - right * width
+    y = ys.view(1, -1, 1) - down * height
+    cos, sin = angle.cos() / scale, angle.sin() / scale
+    grid = torch.stack([(cos * x + sin * y) * 2 / width, (cos * y - sin * x) * 2 / height], -1)
+    return F.grid_sample(pixels, grid, mode="bilinear", padding_mode="border", align_corners=False)
+
+
+def gaussian_blur(pixels: Tensor, sigma: Tensor, size: int = 5) -> Tensor:
+    """Blur each image with its own sigma, in pixels."""
+    reach = min(size // 2, *(edge - 1 for edge in pixels.shape[-2:]))
+    if reach < 1:
+        return pixels
+    taps = torch.arange(-reach, reach + 1, device=pixels.device, dtype=pixels.dtype)
+    kernel = (-0.5 * (taps / sigma.view(-1, 1)).square()).exp()
+    kernel = (kernel / kernel.sum(1, keepdim=True)).view(-1, 1, 1, 1, 2 * reach + 1)
+    padded = F.pad(pixels, (reach,) * 4, mode="reflect")
+    rows = (padded.unfold(3, 2 * reach + 1, 1) * kernel).sum(-1)
+    return (rows.unfold(2, 2 * reach + 1, 1) * kernel).sum(-1)
+
+
+def _grey(pixels: Tensor) -> Tensor:
+    weights = torch.tensor(GREY, device=pixels.device, dtype=pixels.dtype).view(1, 3, 1, 1)
+    return (pixels * weights).sum(1, keepdim=True)
+
+
+def _uniform(pixels: Tensor, generator: torch.Generator, low: float, high: float) -> Tensor:
+    drawn = torch.rand(len(pixels), generator=generator) * (high - low) + low
+    return drawn.to(pixels.device)
+
+
+def _factor(pixels: Tensor, generator: torch.Generator, width: float) -> Tensor:
+    return _uniform(pixels, generator, 1 - width, 1 + width).view(-1, 1, 1, 1)
+
+
+def _noise(pixels: Tensor, generator: torch.Generator) -> Tensor:
+    """Normal noise: one field per batch, turned by its own offset for every image.
+
+    Within an image the values are independent; drawing one field keeps the CPU's share small.
+    """
+    count, _, height, width = pixels.shape
+    field = torch.randn(pixels.shape[1:], generator=generator).to(pixels.device)
+    down = torch.randint(height, (count,), generator=generator).tolist()
+    right = torch.randint(width, (count,), generator=generator).tolist()
+    fields = [field.roll((d, r), (1, 2)) for d, r in zip(down, right, strict=True)]
+    return torch.stack(fields)
