@@ -1,0 +1,99 @@
+"""Files on disk: where a data set's folder is, what its images are, and errors that help."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from ostinato.errors import DataError
+
+IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".tif", ".tiff"})
+_ARCHIVES = (".tar", ".tar.gz", ".tgz", ".zip")
+
+
+def decode_rgb(path: Path) -> Tensor:
+    """Read an image as uint8 (3, H, W); a broken file is a DataError that names it."""
+    return torch.from_numpy(_decode(path, "RGB")).permute(2, 0, 1).contiguous()
+
+
+def decode_map(path: Path) -> Tensor:
+    """Read a label picture as uint8 (H, W), its pixel values as they are."""
+    array = _decode(path, None)
+    if array.ndim != 2:
+        raise DataError(
+            f"{path} should be a one-channel picture of class numbers, but has shape "
+            f"{array.shape}. Colour label pictures have to be turned into class numbers first."
+        )
+    return torch.from_numpy(array.astype(np.uint8))
+
+
+def _decode(path: Path, mode: str | None) -> np.ndarray:
+    try:
+        with Image.open(path) as picture:
+            picture.load()
+            return np.array(picture.convert(mode) if mode else picture)
+    except FileNotFoundError:
+        raise DataError(
+            f"{path} is missing. Fetch or unpack the data set again; 'ostinato data check' tells "
+            f"what else is."
+        ) from None
+    except (OSError, SyntaxError, ValueError) as error:
+        raise DataError(
+            f"{path} cannot be decoded ({error}): the file is truncated or no image. "
+            f"Delete it and fetch or unpack the data set again."
+        ) from None
+
+
+def list_images(folder: Path) -> list[Path]:
+    """The image files directly in a folder, sorted by name."""
+    return sorted(p for p in folder.iterdir() if p.suffix.lower() in IMAGE_SUFFIXES)
+
+
+def subfolders(folder: Path) -> list[Path]:
+    """The folders directly in a folder, sorted by name; hidden ones are left out."""
+    return sorted(p for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
+
+
+def locate(root: str | Path, inner: Sequence[str], probe: Iterable[str]) -> Path | None:
+    """The first of root, root/inner[0], ... that holds one of the probed paths (globs allowed)."""
+    probes = tuple(probe)
+    for name in ("", *inner):
+        folder = Path(root) / name
+        if folder.is_dir() and any(next(folder.glob(p), None) is not None for p in probes):
+            return folder
+    return None
+
+
+def wrong_layout(name: str, root: str | Path, layout: str, missing: str) -> DataError:
+    """The error for a root that does not hold a data set, with the likely reason and the remedy."""
+    root = Path(root)
+    fetch = f"ostinato data fetch {name} --root {root}"
+    if not root.exists():
+        return DataError(
+            f"The root {root} of {name} does not exist. Create it with '{fetch}', or name the "
+            f"folder that holds: {layout}."
+        )
+    unfinished = leftovers(root)
+    if unfinished:
+        found = ", ".join(unfinished)
+        return DataError(
+            f"{root} holds no unpacked {name}, but a download that is not finished or not "
+            f"unpacked ({found}). Run '{fetch}' to go on with it."
+        )
+    return DataError(
+        f"{root} is not a root of {name}: {missing} is missing. Expected layout: {layout}. "
+        f"Name another root, or run '{fetch}'."
+    )
+
+
+def leftovers(root: Path) -> list[str]:
+    """Archives and half-finished downloads lying in a root."""
+    if not root.is_dir():
+        return []
+    names = sorted(p.name for p in root.iterdir() if p.is_file())
+    return [n for n in names if n.endswith((".part", *_ARCHIVES))]

@@ -1,0 +1,139 @@
+"""Data sets that are a list of image files with class labels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ostinato.data.datasets._files import (
+    decode_rgb,
+    list_images,
+    locate,
+    subfolders,
+    wrong_layout,
+)
+from ostinato.data.datasets.base import Dataset, Indices
+from ostinato.errors import DataError
+
+
+class LabelledFiles(Dataset):
+    """A base: files, their class indices and the domain each lies in, all known at opening.
+
+    A subclass calls `_add` once per domain and `_seal` at the end.
+    """
+
+    def _start(self, root: Path) -> None:
+        self.root = root
+        self._paths: list[Path] = []
+        self._labels: list[int] = []
+        self._spans: dict[str, tuple[int, int]] = {}
+        self._keys: list[str] = []
+
+    def _add(self, domain: str, files: Sequence[tuple[Path, int]], base: Path, prefix: str) -> None:
+        start = len(self._paths)
+        self._paths += [path for path, _ in files]
+        self._labels += [label for _, label in files]
+        self._keys += [f"{prefix}/{path.relative_to(base).as_posix()}" for path, _ in files]
+        self._spans[domain] = (start, len(self._paths))
+
+    def _seal(self) -> None:
+        if not self._paths:
+            raise wrong_layout(self.name, self.root, self.layout, "every image")
+
+    def domains(self) -> list[str]:
+        """The names of the domains."""
+        return list(self._spans)
+
+    def indices(self, domain: str, severity: int | None = None) -> Indices:
+        """The positions of a domain's images."""
+        if domain not in self._spans:
+            raise self._no_domain(domain)
+        return np.arange(*self._spans[domain], dtype=np.int64)
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+    def image(self, index: int) -> Tensor:
+        """Decode one image."""
+        return decode_rgb(self._paths[index])
+
+    def label(self, index: int) -> int:
+        """The class index."""
+        return self._labels[index]
+
+    def key(self, index: int) -> str:
+        """Data set, domain and path below the root."""
+        return self._keys[index]
+
+    def content(self, index: int) -> bytes:
+        """The file's bytes."""
+        return self._paths[index].read_bytes()
+
+    def path(self, index: int) -> Path:
+        """Where the image lies."""
+        return self._paths[index]
+
+
+class WordNetFolders(LabelledFiles):
+    """A base for root/<WordNet id>/*: labels are ImageNet-1k classes, or a sorted part of them."""
+
+    inner: tuple[str, ...] = ()
+
+    def __init__(self, root: str | Path) -> None:
+        found = locate(root, (self.name, *self.inner), ["n[0-9]*"])
+        if found is None:
+            raise wrong_layout(self.name, root, self.layout, "a folder like n01440764")
+        self._start(found)
+        index = wordnet_index()
+        folders = [f for f in subfolders(found) if f.name in index]
+        columns = self._columns([index[f.name] for f in folders])
+        self.num_classes = len(columns)
+        self.class_names = tuple(wordnet_ids()[c] for c in columns)
+        if len(columns) < 1000:
+            self.classes = torch.tensor(columns, dtype=torch.long)
+        position = {column: label for label, column in enumerate(columns)}
+        files = [(p, position[index[f.name]]) for f in folders for p in list_images(f)]
+        self._add(self.name, files, found, self.name)
+        self._seal()
+
+    def _columns(self, used: list[int]) -> list[int]:
+        return list(range(1000))
+
+    @property
+    def outputs(self) -> int:
+        """ImageNet models have 1000 logits."""
+        return 1000
+
+
+class WordNetPart(WordNetFolders):
+    """The same for data sets of 200 classes: the classes are those with a folder, in 1k order."""
+
+    count: int = 200
+
+    def _columns(self, used: list[int]) -> list[int]:
+        if len(used) != self.count:
+            raise DataError(
+                f"{self.root} holds {len(used)} class folders of {self.name}, which has "
+                f"{self.count}. Unpack the archive again; with classes missing, the logits would "
+                f"be cut wrongly."
+            )
+        return sorted(used)
+
+
+@lru_cache(maxsize=1)
+def wordnet_ids() -> tuple[str, ...]:
+    """The 1000 WordNet ids of ImageNet-1k in the order of a model's logits (timm's list)."""
+    from timm.data import ImageNetInfo
+
+    return tuple(ImageNetInfo("imagenet-1k").label_names())
+
+
+@lru_cache(maxsize=1)
+def wordnet_index() -> dict[str, int]:
+    """From a WordNet id to its logit."""
+    return {name: index for index, name in enumerate(wordnet_ids())}

@@ -1,0 +1,20 @@
+"""ImageNet-1k validation images, sorted into class folders."""
+
+from __future__ import annotations
+
+from ostinato.data.datasets._labelled import WordNetFolders
+from ostinato.registry import DATASETS
+
+
+@DATASETS.register("imagenet-val")
+class ImageNetVal(WordNetFolders):
+    """The 50,000 validation images: root/<WordNet id>/*.JPEG (or root/val/...).
+
+    >>> ImageNetVal.name, ImageNetVal.expected
+    ('imagenet-val', {'imagenet-val': 50000})
+    """
+
+    name = "imagenet-val"
+    layout = "n01440764/ILSVRC2012_val_00000293.JPEG, ... for 1000 WordNet ids"
+    expected = {"imagenet-val": 50_000}
+    inner = ("val",)
