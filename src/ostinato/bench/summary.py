@@ -1,0 +1,108 @@
+"""Everything that a finished run says in one typed value, made from its records alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ostinato.bench.calibration import calibration_error, reliability
+from ostinato.bench.forgetting import (
+    Metric,
+    cells,
+    repeat_forget,
+    round_means,
+    total_mean,
+)
+from ostinato.bench.metrics import Cost, cost
+from ostinato.bench.record import Record
+from ostinato.bench.routing import Routing, domains_over_time, routing
+from ostinato.config import Config
+from ostinato.errors import DataError
+
+
+class CellScore(Config):
+    """The score of one domain in one round."""
+
+    round: int
+    domain: str
+    value: float
+    images: int
+
+
+class RoundScore(Config):
+    """The mean of one round, by images and by domains."""
+
+    round: int
+    by_images: float
+    by_domains: float
+
+
+class Summary(Config):
+    """A run in short; percent throughout, means by images first.
+
+    >>> row = dict(run="a", images=2, counted=2, confidence=(0.5, 0.5), domain="fog")
+    >>> short = summarise(
+    ...     [
+    ...         Record(index=0, correct=1, hits="01", **row),
+    ...         Record(index=1, round=1, correct=2, hits="11", **row),
+    ...     ]
+    ... )
+    >>> short.mean, short.rf, short.calibration_error
+    (25.0, -50.0, 25.0)
+    """
+
+    metric: Metric
+    batches: int
+    images: int
+    mean: float
+    mean_by_domains: float
+    rf: float | None
+    rf_by_domains: float | None
+    rounds: tuple[RoundScore, ...]
+    cells: tuple[CellScore, ...]
+    calibration_error: float | None
+    domains_found: int | None
+    routing: Routing | None
+    cost: Cost
+    used: int
+    updates: int
+    events: int
+
+
+def natural_metric(records: Sequence[Record]) -> Metric:
+    """The metric of the records' task: error for images, mIoU for pixels."""
+    return "miou" if any(r.task == "segmentation" for r in records) else "error"
+
+
+def summarise(records: Sequence[Record], metric: Metric | None = None) -> Summary:
+    """Sum a run up."""
+    if not records:
+        raise DataError("There is no record to sum up; the run has no finished batch.")
+    metric = metric or natural_metric(records)
+    table = cells(records, metric)
+    total, forget = total_mean(table), repeat_forget(table, metric)
+    error = calibration_error(reliability(records))
+    decided = any(r.decision for r in records)
+    return Summary(
+        metric=metric,
+        batches=len(records),
+        images=sum(r.images for r in records),
+        mean=total.by_images,
+        mean_by_domains=total.by_domains,
+        rf=forget and forget.by_images,
+        rf_by_domains=forget and forget.by_domains,
+        rounds=tuple(
+            RoundScore(round=number, by_images=m.by_images, by_domains=m.by_domains)
+            for number, m in round_means(table).items()
+        ),
+        cells=tuple(
+            CellScore(round=number, domain=domain, value=score.value, images=int(score.images))
+            for (number, domain), score in table.items()
+        ),
+        calibration_error=None if error is None else 100.0 * error,
+        domains_found=domains_over_time(records)[-1] if decided else None,
+        routing=routing(records),
+        cost=cost(records),
+        used=sum(r.used for r in records),
+        updates=sum(r.updated for r in records),
+        events=sum(len(r.events) for r in records),
+    )
