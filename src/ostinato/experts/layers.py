@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -19,7 +20,28 @@ from ostinato.experts.mixture import (
     seeded,
 )
 
-__all__ = ["DualBranch", "ExpertConfig", "LowRankExpert", "Mixture"]
+__all__ = ["Assignment", "DualBranch", "ExpertConfig", "LowRankExpert", "Mixture"]
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """Which images belong to which domain; made once for all layers.
+
+    >>> [(d, index.tolist()) for d, index in Assignment.of([7, 3, 7]).groups]
+    [(3, [1]), (7, [0, 2])]
+    """
+
+    groups: tuple[tuple[int, Tensor], ...]
+    order: Tensor
+    count: int
+
+    @classmethod
+    def of(cls, domains: Sequence[int] | Tensor, device: torch.device | str = "cpu") -> Assignment:
+        """From one domain id per image."""
+        ids = torch.as_tensor(domains).flatten().cpu()
+        groups = [(int(i), (ids == i).nonzero()[:, 0]) for i in ids.unique()]
+        order = torch.cat([index for _, index in groups]).argsort()
+        return cls(tuple((d, i.to(device)) for d, i in groups), order.to(device), len(ids))
 
 
 class DualBranch(nn.Module):
@@ -66,6 +88,7 @@ class DualBranch(nn.Module):
         # tensors under the same attribute, which costs a compiled model no new compilation.
         self._current: tuple[Mixture, ...] = ()
         self._groups: tuple[tuple[Mixture, Tensor], ...] = ()
+        self._order: Tensor | None = None
         self._count: int | None = None
         # Where the FFN is spread over several modules, a hook on the first leaves its input here.
         self.entry: object | None = None
@@ -122,19 +145,18 @@ class DualBranch(nn.Module):
                 if parameter is not None:
                     parameter.zero_()
 
-    def select(self, domain: int | Sequence[int] | Tensor | None) -> None:
+    def select(self, domain: int | Sequence[int] | Tensor | Assignment | None) -> None:
         """Choose the domain of the next batches: one for all images, one per image, or none."""
-        self._current, self._groups, self._count = (), (), None
+        self._current, self._groups, self._order, self._count = (), (), None, None
         if domain is None or not self.config.domain:
             return
         if isinstance(domain, int):
             self._current = (self.mixture(domain),)
             return
-        ids = torch.as_tensor(domain).flatten().cpu()
-        groups = [(self.mixture(int(i)), (ids == i).nonzero()[:, 0]) for i in ids.unique()]
-        where = self.spread.device
-        self._groups = tuple((mixture, index.to(where)) for mixture, index in groups)
-        self._count = len(ids)
+        if not isinstance(domain, Assignment):
+            domain = Assignment.of(domain, self.spread.device)
+        self._groups = tuple((self.mixture(d), index) for d, index in domain.groups)
+        self._order, self._count = domain.order, domain.count
 
     def mixture(self, domain: int) -> Mixture:
         """A domain's experts here."""
@@ -199,9 +221,8 @@ class DualBranch(nn.Module):
             )
         if len(self._groups) == 1:
             return self._branches(z, (self._groups[0][0],))
-        order = torch.cat([index for _, index in self._groups]).argsort()
         parts = [self._branches(z[index], (mixture,)) for mixture, index in self._groups]
-        return torch.cat([part for part in parts if part is not None])[order]
+        return torch.cat([part for part in parts if part is not None])[self._order]
 
     def _branches(self, z: Tensor, domain: tuple[Mixture, ...]) -> Tensor | None:
         mixtures = domain if self.shared is None else (self.shared, *domain)

@@ -155,8 +155,7 @@ class Mixture(nn.Module):
         downs = self.down.split(self.rank, dim=1)
         ups = self.up.split(self.rank, dim=0)
         parts = [low_rank(z, down, up) for down, up in zip(downs, ups, strict=True)]
-        mixed: Tensor = torch.stack([gates[..., i, None] * y for i, y in enumerate(parts)]).sum(0)
-        return mixed
+        return torch.stack([gates[..., i, None] * y for i, y in enumerate(parts)]).sum(0)
 
 
 def gate_spread(config: ExpertConfig) -> Tensor:
@@ -166,7 +165,8 @@ def gate_spread(config: ExpertConfig) -> Tensor:
         weight * torch.eye(config.experts, device="cpu").repeat_interleave(rank, dim=1)
         for weight, rank in zip(weights, (config.shared_rank, config.domain_rank), strict=True)
     ]
-    return torch.block_diag(*blocks)
+    spread: Tensor = torch.block_diag(*blocks)
+    return spread
 
 
 def fused(

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from ostinato.errors import ConfigError, InputError, UnknownName
 from ostinato.experts.group import Group, MakeOptimizer
 from ostinato.experts.inject import eject, inject
-from ostinato.experts.layers import DualBranch, ExpertConfig
+from ostinato.experts.layers import Assignment, DualBranch, ExpertConfig
 from ostinato.experts.mixture import mixture_shapes, product_gap
 from ostinato.experts.pool_state import export_pool, import_pool
 from ostinato.experts.targets import Targets
@@ -141,8 +141,9 @@ class ExpertPool:
             self.groups[each].move(self.device)
             self.used.remove(each)
             self.used.append(each)
+        routed = wanted if isinstance(wanted, int) else Assignment.of(wanted, self.device)
         for layer in self.layers.values():
-            layer.select(wanted)
+            layer.select(routed)
         self.active = wanted
 
     def remove(self, domain: int) -> None:

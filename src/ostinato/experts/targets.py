@@ -136,8 +136,6 @@ class _Survey:
         for known in self.ffns:
             if known.module is module:
                 return known
-        if not name:
-            raise TargetError("The model itself cannot be replaced; wrap it in nn.Sequential.")
         if any(isinstance(m, nn.Conv2d) for m in module.modules()) and not _linears(module):
             raise TargetError(
                 f"{name} is convolutional, so its features come first (B, D, H, W); experts need "
@@ -248,7 +246,8 @@ def _width(sizes: list[tuple[int, int]]) -> int | None:
     """D, where the layers go from D to H (or 2H, to be gated) and one goes back from H ≥ D."""
     if not 2 <= len(sizes) <= 3:
         return None
-    for position in reversed(range(len(sizes))):
+    # Of three, some name the way back in the middle; of two, the order tells it from a bottleneck.
+    for position in (2, 1, 0) if len(sizes) == 3 else (1,):
         hidden, dim = sizes[position]
         ups = sizes[:position] + sizes[position + 1 :]
         outs = {hidden, 2 * hidden} if len(ups) == 1 else {hidden}
