@@ -109,6 +109,8 @@ def test_the_wrong_metric_says_which_is_right() -> None:
         cells(STREAM, "eror")  # type: ignore[arg-type]
     with pytest.raises(DataError, match="no finished batch"):
         total_mean({})
+    with pytest.raises(DataError, match="which of its images were right"):
+        cells([STREAM[0].replace(hits="")])
 
 
 def test_a_summary_says_what_the_functions_say() -> None:

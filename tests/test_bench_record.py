@@ -73,6 +73,8 @@ def test_sizes_that_disagree_are_refused() -> None:
     record = step()
     with pytest.raises(ConfigError, match="keys holds 2 images, the batch has 6"):
         record.replace(keys=("a", "b"))
+    with pytest.raises(ConfigError, match="pattern"):
+        record.replace(hits="01x000")
     decision = RecordedDecision(
         domain=0, is_new=False, distance=0.0, threshold=1.0, per_sample=(0,)
     )

@@ -4,6 +4,7 @@ import json
 import multiprocessing
 import os
 import signal
+import warnings
 from pathlib import Path
 
 import pytest
@@ -263,7 +264,9 @@ def test_killed_writers_leave_a_run_that_goes_on(tmp_path: Path) -> None:
     reached = 0
     for _ in range(3):
         writer = context.Process(target=_write_until_killed, args=(str(path),))
-        writer.start()
+        with warnings.catch_warnings():  # newer Pythons warn of threads, which the child leaves be
+            warnings.simplefilter("ignore", DeprecationWarning)
+            writer.start()
         file = path / "records.jsonl"
         size = (reached + 70) * len(line(RunFolder.open(path), 100).to_line())
         while not file.is_file() or file.stat().st_size < size:

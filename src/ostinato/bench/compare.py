@@ -156,8 +156,7 @@ def _values(record: Record, metric: Metric, name: str) -> Sequence[tuple[float, 
         raise DataError(f"Batch {record.index} of {name} is {record.task}; {metric} is for {task}.")
     if task == "segmentation":
         return record.confusion
-    counts = "1" if metric == "accuracy" else "0"
-    return [(float(hit == counts),) for hit in record.hits]
+    return [(float(wrong != (metric == "accuracy")),) for wrong in record.wrong()]
 
 
 def _check(

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Self
 
-from pydantic import ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from ostinato.config import Config
 from ostinato.errors import DataError
@@ -110,7 +110,7 @@ class Record(Config):
     counted: int
     keys: tuple[str, ...] = ()
     image_domains: tuple[str, ...] | None = None
-    hits: str = ""
+    hits: str = Field(default="", pattern="^[01]*$")
     confidence: tuple[float, ...] = ()
     classes: int = 0
     confusion: tuple[tuple[int, ...], ...] = ()
@@ -153,6 +153,8 @@ class Record(Config):
 
     def wrong(self) -> Iterator[bool]:
         """Whether each image was answered wrongly (classification)."""
+        if len(self.hits) != self.images:
+            raise DataError(f"Batch {self.index} does not say which of its images were right.")
         return (hit == "0" for hit in self.hits)
 
     def to_line(self) -> str:
