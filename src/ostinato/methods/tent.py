@@ -8,6 +8,7 @@ from pydantic import Field
 from torch import nn
 
 from ostinato.methods.base import Input, Method, MethodConfig, MethodInfo, Objective
+from ostinato.ops.consistency import pseudo_label_loss
 from ostinato.ops.losses import softmax_entropy
 from ostinato.ops.optim import OptimizerName
 from ostinato.ops.trainable import norm_parameters
@@ -19,6 +20,9 @@ class TentConfig(MethodConfig):
 
     optimizer: OptimizerName = Field("sgd", description="adam, adamw or sgd")
     lr: float = Field(1e-4, ge=0, description="learning rate")
+    labels: Literal["soft", "hard"] = Field(
+        "soft", description="entropy, or cross-entropy with the prediction's own hard labels"
+    )
     predict: Literal["before", "after"] = Field("before", description="prediction's time")
 
 
@@ -39,7 +43,7 @@ class Tent(Method):
     presets = {
         "imagenet-c": {"optimizer": "sgd", "lr": 1e-4, "momentum": 0.9},
         "cifar100-c": {"optimizer": "adam", "lr": 3e-4},
-        "acdc": {"optimizer": "adam", "lr": 7.5e-6},
+        "acdc": {"optimizer": "adam", "lr": 7.5e-6, "labels": "hard"},
     }
 
     def trainable(self) -> dict[str, nn.Parameter]:
@@ -47,6 +51,8 @@ class Tent(Method):
         return norm_parameters(self.model.base)
 
     def objective(self, batch: Input) -> Objective:
-        """Mean entropy over all images."""
+        """Mean entropy over all images (or pixels); its hard-label form for segmentation."""
         logits = self.logits(batch)
+        if self.config.labels == "hard":
+            return Objective(logits, *pseudo_label_loss(logits))
         return Objective(logits, softmax_entropy(logits).mean())

@@ -1,0 +1,133 @@
+"""CoTTA: a weight-averaged teacher over augmented views, and stochastic restoration."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ostinato.methods.base import Input, Method, MethodConfig, MethodInfo, Objective
+from ostinato.ops.augment import cotta_view, scaled_views
+from ostinato.ops.consistency import soft_cross_entropy, symmetric_cross_entropy
+from ostinato.ops.heads import select_classes
+from ostinato.ops.optim import OptimizerName
+from ostinato.ops.teacher import Substitute, Teacher, restore_
+from ostinato.registry import METHODS
+
+
+class CottaConfig(MethodConfig):
+    """Settings of CoTTA."""
+
+    optimizer: OptimizerName = Field("sgd", description="adam, adamw or sgd")
+    lr: float = Field(1e-4, ge=0, description="learning rate")
+    ema: float = Field(0.999, ge=0, le=1, description="share of itself the teacher keeps")
+    restore: float = Field(0.001, ge=0, le=1, description="chance of a weight's restoration")
+    views: int = Field(32, ge=1, description="augmented views the teacher averages")
+    threshold: float = Field(
+        0.1, ge=0, le=1, description="source confidence below which views are used"
+    )
+    scales: tuple[float, ...] = Field(
+        (0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0),
+        description="segmentation's views: these scales, plain and flipped",
+    )
+    loss: Literal["symmetric", "plain", "hard"] = Field(
+        "symmetric", description="cross-entropy both ways, one way, or with hard labels"
+    )
+
+
+@METHODS.register("cotta")
+class Cotta(Method):
+    """Learn from a slow teacher, averaged over views where the source model is unsure."""
+
+    name = "cotta"
+    Config = CottaConfig
+    info = MethodInfo(
+        title="CoTTA",
+        paper="Wang et al., CVPR 2022",
+        trains="all parameters",
+        predicts="teacher",
+        tasks=frozenset({"classification", "segmentation"}),
+        differences=(
+            "every image has its own draw of the augmentation (the release draws once per batch); "
+            "class token and position embeddings move too; restoration draws the same Bernoulli "
+            "process by its gaps; segmentation learns at the model's own output resolution"
+        ),
+    )
+    presets = {
+        "imagenet-c": {"optimizer": "sgd", "lr": 1e-4, "restore": 0.001, "threshold": 0.1},
+        "cifar100-c": {
+            "optimizer": "adam",
+            "lr": 3e-4,
+            "restore": 0.01,
+            "threshold": 0.92,
+            "loss": "plain",
+        },
+        "acdc": {
+            "optimizer": "adam",
+            "lr": 7.5e-6,
+            "restore": 0.01,
+            "threshold": 0.69,
+            "loss": "hard",
+        },
+    }
+
+    def configure(self) -> None:
+        """The teacher starts as the source model; the anchor stays it."""
+        self.teacher = self.track("teacher", Teacher(self.model, self.trainable(), self.config.ema))
+        self._anchor = Substitute(self.model, self.trainable())
+
+    def trainable(self) -> dict[str, nn.Parameter]:
+        """Everything."""
+        return dict(self.model.base.named_parameters())
+
+    def objective(self, batch: Input) -> Objective:
+        """Consistency of the student with the teacher, whose logits are the prediction."""
+        student = self.logits(batch)
+        with torch.no_grad():
+            taught = self._teach_pixels(batch) if student.ndim > 2 else self._teach_images(batch)
+        if self.config.loss == "hard":
+            return Objective(taught, F.cross_entropy(student.float(), taught.argmax(1)))
+        symmetric = self.config.loss == "symmetric"
+        distance = symmetric_cross_entropy if symmetric else soft_cross_entropy
+        return Objective(taught, distance(student, taught).mean())
+
+    def update(self, batch: Input, objective: Objective) -> bool:
+        """Step the student, let the teacher follow, restore a few weights."""
+        assert self.weights is not None
+        moved = super().update(batch, objective)
+        self.teacher.update()
+        chance, generator = self.config.restore, self.random.generator
+        restore_(self.weights.parameters, self.weights.source, chance, generator)
+        return moved
+
+    def _teach_images(self, batch: Input) -> Tensor:
+        """The teacher's logits; averaged over views where the batch is unsure on average."""
+        confidence = self._source_logits(batch).float().softmax(1).amax(1).mean()
+        if float(confidence) >= self.config.threshold:
+            return self._teacher_logits(batch, batch.pixels)
+        views = (cotta_view(batch.pixels, self.random.generator) for _ in range(self.config.views))
+        return torch.stack([self._teacher_logits(batch, view) for view in views]).mean(0)
+
+    def _teach_pixels(self, batch: Input) -> Tensor:
+        """Log-probabilities; averaged over scales and flips where the source pixel is unsure."""
+        plain = self._teacher_logits(batch, batch.pixels).log_softmax(1)
+        confidence = self._source_logits(batch).float().softmax(1).amax(1, keepdim=True)
+        sure = confidence > self.config.threshold
+        if bool(sure.all()):
+            return plain
+        views = scaled_views(batch.pixels, self.config.scales)
+        total = torch.zeros_like(plain)
+        for view in views:
+            seen = self._teacher_logits(batch, view.pixels).softmax(1)
+            total += view.undo(seen, plain.shape[-2:])
+        return torch.where(sure, plain, (total / len(views)).clamp_min(1e-12).log())
+
+    def _teacher_logits(self, batch: Input, pixels: Tensor) -> Tensor:
+        return select_classes(self.teacher.logits(pixels).float(), batch.classes)
+
+    def _source_logits(self, batch: Input) -> Tensor:
+        assert self.weights is not None
+        return select_classes(self._anchor(self.weights.source, batch.pixels), batch.classes)

@@ -1,0 +1,40 @@
+"""RDumb: ETA that starts over from the source model every thousand steps."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from ostinato.methods._restart import restart
+from ostinato.methods.base import Input, MethodInfo, Objective
+from ostinato.methods.eata import Eata, EataConfig
+from ostinato.registry import METHODS
+from ostinato.types import Decision
+
+
+class RDumbConfig(EataConfig):
+    """Settings of RDumb."""
+
+    fisher_alpha: float = Field(0.0, ge=0, description="weight of the Fisher term; 0 is ETA")
+    reset_every: int = Field(1000, ge=1, description="batches between resets")
+
+
+@METHODS.register("rdumb")
+class RDumb(Eata):
+    """Adapt like ETA, and forget everything at fixed intervals."""
+
+    name = "rdumb"
+    Config = RDumbConfig
+    info = MethodInfo(
+        title="RDumb",
+        paper="Press et al., NeurIPS 2023",
+        trains="affine parameters of every normalisation layer",
+        predicts="before",
+        differences="LayerNorm in place of batch norm",
+    )
+    presets = {"imagenet-c": {"lr": 2.5e-4, "redundancy": 0.05, "reset_every": 1000}}
+
+    def after(self, batch: Input, objective: Objective, decision: Decision | None) -> None:
+        """Start over when the interval is full."""
+        if (self.counters["steps"] + 1) % self.config.reset_every == 0:
+            restart(self, "weights", "optimizer", "mean")
+            self.events.append("reset to the source model")
