@@ -1,0 +1,126 @@
+"""From rows of a plan to tensors: decode, resize and corrupt, each image on its own terms."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from ostinato.data.datasets.base import Item
+from ostinato.data.segments import Domain
+from ostinato.data.splits import stable_hash
+from ostinato.data.transforms import transform_image, transform_labels
+from ostinato.errors import DataError
+
+Row = tuple[Domain, int]
+Constants = Literal["imagenet", "cifar"]
+
+
+class Corrupt(Protocol):
+    """What `ostinato.data.corruptions.corrupt` offers, and what may stand in for it."""
+
+    def __call__(
+        self,
+        images: Tensor,
+        name: str,
+        severity: int,
+        seeds: Sequence[int],
+        *,
+        constants: Constants,
+    ) -> Tensor:
+        """Corrupt a batch of uint8 images, each from its own seed."""
+
+
+def load_batch(
+    rows: Sequence[Row],
+    *,
+    transform: str = "none",
+    seed: int = 0,
+    corrupt: Corrupt | None = None,
+    resize_labels: bool = False,
+    workers: int = 0,
+) -> tuple[Tensor, Tensor, tuple[str, ...]]:
+    """Load images (B, 3, H, W) uint8, labels int64 and names.
+
+    Corruptions are made where their published constants hold: CIFAR's at the stored 32 px, before
+    resizing; all others at the size the model gets, as ImageNet-C was made. Each image's seed
+    comes from its name, so that neither its neighbours nor the batch size matter.
+    """
+    items = _decode(rows, workers)
+    small = [n for n, (domain, _) in enumerate(rows) if domain.dataset.constants == "cifar"]
+    large = [n for n, (domain, _) in enumerate(rows) if domain.dataset.constants != "cifar"]
+    images = [item.image for item in items]
+    _corrupt_in_place(images, rows, small, seed, corrupt)
+    images = [transform_image(transform, image) for image in images]
+    _corrupt_in_place(images, rows, large, seed, corrupt)
+    labels = [_label(item, transform if resize_labels else "none") for item in items]
+    names = tuple(item.key for item in items)
+    return _stack(images, names, "image"), _stack(labels, names, "label map"), names
+
+
+def image_seed(key: str, seed: int) -> int:
+    """The seed of one image's corruption, from its name and the stream's seed.
+
+    >>> image_seed("cifar10/test/00000", 0) == image_seed("cifar10/test/00000", 0)
+    True
+    """
+    return stable_hash(f"corruption/{key}", seed)
+
+
+def _decode(rows: Sequence[Row], workers: int) -> list[Item]:
+    def one(row: Row) -> Item:
+        return row[0].dataset[row[1]]
+
+    if workers <= 1:
+        return [one(row) for row in rows]
+    with ThreadPoolExecutor(workers) as pool:
+        return list(pool.map(one, rows))
+
+
+def _corrupt_in_place(
+    images: list[Tensor],
+    rows: Sequence[Row],
+    chosen: Sequence[int],
+    seed: int,
+    corrupt: Corrupt | None,
+) -> None:
+    """Corrupt the chosen images, those of one corruption, severity and size together."""
+    groups: dict[tuple[str, int, Constants, torch.Size], list[int]] = {}
+    for n in chosen:
+        domain = rows[n][0]
+        if domain.corruption is not None:
+            kind = (domain.corruption, domain.severity, domain.dataset.constants, images[n].shape)
+            groups.setdefault(kind, []).append(n)
+    for (name, severity, constants, _), members in groups.items():
+        apply = corrupt if corrupt is not None else _default_corrupt()
+        batch = torch.stack([images[n] for n in members])
+        seeds = [image_seed(rows[n][0].dataset.source_key(rows[n][1]), seed) for n in members]
+        changed = apply(batch, name, severity, seeds, constants=constants)
+        for n, image in zip(members, changed, strict=True):
+            images[n] = image
+
+
+def _default_corrupt() -> Corrupt:
+    from ostinato.data.corruptions import corrupt
+
+    return corrupt
+
+
+def _label(item: Item, transform: str) -> Tensor:
+    if isinstance(item.label, Tensor):
+        return transform_labels(transform, item.label).long()
+    return torch.tensor(item.label, dtype=torch.long)
+
+
+def _stack(tensors: Sequence[Tensor], names: Sequence[str], what: str) -> Tensor:
+    for tensor, name in zip(tensors, names, strict=True):
+        if tensor.shape != tensors[0].shape:
+            raise DataError(
+                f"The {what} of {name} is {tuple(tensor.shape)}, that of {names[0]} in the same "
+                f"batch {tuple(tensors[0].shape)}. Choose a transform that makes them equal, such "
+                f"as transform = 'resize256-crop224', or batch_size = 1."
+            )
+    return torch.stack(list(tensors))

@@ -1,0 +1,178 @@
+"""From names in a spec to open data sets and domains."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from pydantic import Field, field_validator
+
+from ostinato.data.corruptions import COMMON, DRIVING, EXTRA
+from ostinato.data.datasets.base import Dataset, check_severity, open_dataset
+from ostinato.data.orders import corruption_order
+from ostinato.data.segments import Domain
+from ostinato.data.streams import OpenDataset, StreamConfig
+from ostinato.errors import ConfigError, DataError, did_you_mean
+
+
+class Opener:
+    """Opens data sets by name below known roots, each once.
+
+    >>> Opener("/data").root("imagenet-a").as_posix()
+    '/data/imagenet-a'
+    """
+
+    def __init__(
+        self,
+        roots: Mapping[str, str | Path] | str | Path | None = None,
+        datasets: Mapping[str, Dataset] | None = None,
+    ) -> None:
+        self.roots = roots
+        self._open: dict[str, Dataset] = dict(datasets or {})
+
+    def root(self, name: str) -> Path:
+        """Where a data set lies."""
+        if isinstance(self.roots, Mapping):
+            if name in self.roots:
+                return Path(self.roots[name])
+        elif self.roots is not None:
+            return Path(self.roots) / name
+        if home := os.environ.get("OSTINATO_DATA"):
+            return Path(home) / name
+        raise DataError(
+            f"No root is known for {name!r}. Name one (roots = {{{name}: DIR}}), or set the "
+            f"environment variable OSTINATO_DATA to a folder that holds {name}/."
+        )
+
+    def __call__(self, name: str, **options: Any) -> Dataset:
+        """Open a data set, or return it where it is open already."""
+        if name in self._open:
+            return self._open[name]
+        key = f"{name} {sorted(options.items())!r}"
+        if key not in self._open:
+            if name == "folder" and "roots" in options:
+                from ostinato.data.datasets.folder import FolderDataset
+
+                self._open[key] = FolderDataset(**options)
+            else:
+                self._open[key] = open_dataset(name, self.root(name), **options)
+        return self._open[key]
+
+
+class DomainsConfig(StreamConfig):
+    """Settings of streams over a list of domains.
+
+    A domain is written `DOMAIN`, `CORRUPTION` or `DOMAIN+CORRUPTION`, with `@SEVERITY` behind it
+    and `DATASET:` before it where these differ from the settings below: `fog`, `fog@3`,
+    `imagenet-val+fog@3`, `acdc:night`. A data set's own domain goes before a corruption of the
+    same name. Without a list, a data set of several domains gives all of them, any other the 15
+    common corruptions (the four weathers, for segmentation). With `dataset = "folder"` and no
+    root, the domains are the paths of labelled folders.
+    """
+
+    dataset: str = Field("imagenet-c", description="The data set that domains are taken from.")
+    options: dict[str, Any] = Field(
+        default_factory=dict, description="The data set's own options (subset, split, ...)."
+    )
+    domains: tuple[str, ...] = Field((), description="The domains, in order.")
+    severity: int = Field(5, description="Of corruptions, 1 to 5.")
+    order: int = Field(0, description="Of the 15 corruptions: 0 usual, 1 to 10 the fixed orders.")
+
+    @field_validator("severity")
+    @classmethod
+    def _in_range(cls, value: int) -> int:
+        return check_severity(value)
+
+    @field_validator("order")
+    @classmethod
+    def _fixed(cls, value: int) -> int:
+        corruption_order(value)
+        return value
+
+
+def open_domains(config: DomainsConfig, opener: OpenDataset) -> list[Domain]:
+    """The domains that settings ask for."""
+    if config.order and config.domains:
+        raise ConfigError(
+            "order arranges the 15 common corruptions; with domains given, list them in the "
+            "order you want and leave order at 0."
+        )
+    if config.dataset == "folder" and config.domains and not config.options:
+        return _folder_domains(config, opener)
+    dataset = opener(config.dataset, **config.options)
+    texts = config.domains or _default_domains(dataset, config.order)
+    return [resolve_domain(text, dataset, opener, config.severity) for text in texts]
+
+
+def _folder_domains(config: DomainsConfig, opener: OpenDataset) -> list[Domain]:
+    if not all(Path(place).is_dir() for place in config.domains):
+        dataset = opener("folder", **config.options)
+        return [resolve_domain(text, dataset, opener, config.severity) for text in config.domains]
+    dataset = opener("folder", roots=tuple(config.domains))
+    return [Domain(name, dataset, dataset.indices(name)) for name in dataset.domains()]
+
+
+def _default_domains(dataset: Dataset, order: int) -> tuple[str, ...]:
+    own = dataset.domains()
+    if dataset.stored_severities or len(own) == 1:
+        return corruption_order(order) if dataset.task == "classification" else DRIVING
+    if order:
+        raise ConfigError(f"order is for the 15 corruptions; {dataset.name} has its own domains.")
+    return tuple(own)
+
+
+class DomainName(NamedTuple):
+    """A domain as written in a spec, taken apart."""
+
+    dataset: str | None
+    base: str
+    corruption: str | None
+    severity: int | None
+
+
+def parse_domain(text: str) -> DomainName:
+    """Take a domain's spelling apart.
+
+    >>> parse_domain("imagenet-val:imagenet-val+fog@3")
+    DomainName(dataset='imagenet-val', base='imagenet-val', corruption='fog', severity=3)
+    """
+    rest, _, level = text.partition("@")
+    if level and not level.isdecimal():
+        raise ConfigError(f"{text!r}: after '@' comes a severity from 1 to 5, as in 'fog@3'.")
+    before, colon, after = rest.partition(":")
+    base, _, corruption = (after if colon else before).partition("+")
+    severity = check_severity(int(level)) if level else None
+    return DomainName(before if colon else None, base, corruption or None, severity)
+
+
+def resolve_domain(text: str, dataset: Dataset, opener: OpenDataset, severity: int = 5) -> Domain:
+    """The domain that a spelling names."""
+    written = parse_domain(text)
+    if written.dataset is not None and written.dataset != dataset.name:
+        dataset = opener(written.dataset)
+    level = severity if written.severity is None else written.severity
+    own = dataset.domains()
+    if written.corruption is not None:
+        _check_corruption(written.corruption, dataset)
+        indices = dataset.indices(written.base)
+        return Domain(text, dataset, indices, corruption=written.corruption, severity=level)
+    if written.base in own:
+        return Domain(text, dataset, dataset.indices(written.base, level), severity=level)
+    _check_corruption(written.base, dataset)
+    if dataset.stored_severities:
+        raise DataError(
+            f"{dataset.name} lacks {written.base!r} below its root. Fetch the rest with 'ostinato "
+            f"data fetch {dataset.name}', or leave the domain out."
+        )
+    everything = np.concatenate([dataset.indices(name) for name in own])
+    return Domain(text, dataset, everything, corruption=written.base, severity=level)
+
+
+def _check_corruption(name: str, dataset: Dataset) -> None:
+    known = (*COMMON, *EXTRA, *DRIVING)
+    if name not in known:
+        hint = did_you_mean(name, (*dataset.domains(), *known))
+        raise ConfigError(f"{name!r} is no domain of {dataset.name} and no corruption. {hint}")
