@@ -86,6 +86,7 @@ class DualBranch(nn.Module):
         self.register_buffer("spread", gate_spread(config).to(where.device), persistent=False)
         # Held in tuples: registered once in `domains`, and a change of domain is a change of
         # tensors under the same attribute, which costs a compiled model no new compilation.
+        self.bypass = False  # the source model's own output, for those who need to see it
         self._current: tuple[Mixture, ...] = ()
         self._groups: tuple[tuple[Mixture, Tensor], ...] = ()
         self._order: Tensor | None = None
@@ -186,6 +187,8 @@ class DualBranch(nn.Module):
         """`base_layer` with the same arguments, plus the branches."""
         fed = self._fed(args, kwargs) if self.config.placement == "parallel" else None
         output: Any = self.base_layer(*args, **kwargs)
+        if self.bypass:
+            return output  # type: ignore[no-any-return]
         z = output if fed is None else fed
         self._check(output, z)
         delta = self._delta(z)

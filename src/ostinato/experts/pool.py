@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Literal
@@ -195,6 +196,17 @@ class ExpertPool:
                 total += product_gap(layer.mixture(a), layer.mixture(b))
         return math.sqrt(max(total, 0.0))
 
+    @contextmanager
+    def bypass(self) -> Iterator[None]:
+        """Inside, the model is its source: no expert takes part."""
+        for layer in self.layers.values():
+            layer.bypass = True
+        try:
+            yield
+        finally:
+            for layer in self.layers.values():
+                layer.bypass = False
+
     # Parameters.
 
     @property
@@ -224,11 +236,14 @@ class ExpertPool:
         for optimizer in self.optimizers():
             optimizer.step()
 
-    def set_lr(self, lr: float) -> None:
-        """Set the learning rate of every group, and of those still to come."""
+    def set_lr(self, lr: float, group: GroupId | None = None) -> None:
+        """Set the learning rate of one group, or of every group and of those still to come."""
+        if group is not None:
+            _set_lr(self._known(group), lr)
+            return
         self.lr = lr
-        for group in self.groups.values():
-            self._apply_lr(group)
+        for each in self.groups.values():
+            _set_lr(each, lr)
 
     def count(self, group: GroupId | Literal["domain"]) -> int:
         """Number of parameters of a group; "domain" is what each domain has, or would have."""
@@ -305,13 +320,9 @@ class ExpertPool:
             own = layer.shared_parameters() if group == "shared" else layer.domain_parameters(group)
             found.update({f"{name}/{key}": parameter for key, parameter in own.items()})
         made = Group(found, self.make_optimizer)
-        self._apply_lr(made)
+        if self.lr is not None:
+            _set_lr(made, self.lr)
         return made
-
-    def _apply_lr(self, group: Group) -> None:
-        if self.lr is not None and group.optimizer is not None:
-            for settings in group.optimizer.param_groups:
-                settings["lr"] = self.lr
 
     def _known(self, group: GroupId) -> Group:
         if group not in self.groups:
@@ -332,3 +343,8 @@ class ExpertPool:
         self.active = None
         for layer in self.layers.values():
             layer.select(None)
+
+
+def _set_lr(group: Group, lr: float) -> None:
+    for settings in group.optimizer.param_groups if group.optimizer is not None else ():
+        settings["lr"] = settings["initial_lr"] = lr

@@ -1,0 +1,278 @@
+"""Dual expert: shared and domain self-adaptive experts with a frequency-aware discriminator.
+
+The project's own method (AAAI 2026), with three presets:
+
+- ``paper``: the paper's settings, read literally: entropy of confident predictions, plain
+  distance rule, lr 1e-5;
+- ``robust``: the same experts and discriminator; source statistics are aligned, entropy helps
+  with a small weight. The default where source statistics are given;
+- ``source-free``: no statistics; confident entropy at a small rate. The default without.
+
+Every preset is watched: an expert whose predictions lose their diversity rolls back to its last
+good snapshot, and only it and the shared branch are touched. A guard that never fires changes no
+bit; `guard=False` takes it away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from ostinato.domains.discriminator import DiscriminatorConfig, Evidence, make_discriminator
+from ostinato.experts.layers import ExpertConfig
+from ostinato.experts.pool import ExpertPool
+from ostinato.methods.base import Input, Method, MethodConfig, MethodInfo, Objective
+from ostinato.methods.contract import Need
+from ostinato.ops.features import FeatureTaps
+from ostinato.ops.guard import CollapseGuard
+from ostinato.ops.losses import EntropyUnit, confident_entropy, entropy_threshold, marginal
+from ostinato.ops.optim import make_optimizer
+from ostinato.ops.statistics import RunningMoments, alignment, check_fits
+from ostinato.registry import METHODS
+from ostinato.types import Decision
+
+SHARED = -1  # the shared branch, among the groups the guard watches
+
+
+class DualExpertConfig(MethodConfig):
+    """Settings of the dual-expert method; the defaults are the `robust` preset's."""
+
+    experts: ExpertConfig = Field(ExpertConfig(), description="the two branches")
+    discriminator: DiscriminatorConfig = Field(
+        DiscriminatorConfig(), description="how domains are recognised"
+    )
+    weight_decay: float = Field(0.05, ge=0, description="weight decay")
+    alignment: float = Field(1.0, ge=0, description="weight of source-statistics alignment")
+    entropy: float = Field(0.2, ge=0, description="weight of confident entropy")
+    kappa: float = Field(0.4, gt=0, description="entropy above which a prediction is left out")
+    kappa_unit: EntropyUnit = Field("relative", description="kappa times ln C, or kappa in nats")
+    fill: int = Field(32, ge=2, description="images that alignment's moments should rest on")
+    predict: Literal["before", "after"] = Field("before", description="prediction's time")
+    max_domains: int | None = Field(None, ge=1, description="bound on kept domains")
+    retire: Literal["lru", "merge"] = Field("lru", description="how the bound is kept")
+    offload: bool = Field(False, description="keep inactive domains on the CPU")
+    guard: bool = Field(True, description="roll collapsing experts back")
+    guard_window: int = Field(256, ge=1, description="images a diversity estimate rests on")
+    guard_tolerance: float = Field(0.7, gt=0, lt=1, description="share of diversity to keep")
+    guard_backoff: float = Field(
+        0.3, gt=0, le=1, description="factor on an expert's learning rate after each rollback"
+    )
+    snapshot_every: int = Field(5, ge=1, description="good batches of a domain between snapshots")
+
+
+@METHODS.register("dual_expert")
+class DualExpert(Method):
+    """Predict, recognise or discover the domain, and adapt the shared and that domain's expert."""
+
+    name = "dual_expert"
+    Config = DualExpertConfig
+    info = MethodInfo(
+        title="Ostinato",
+        paper="Zhao et al., AAAI 2026",
+        trains="shared experts and the selected domain's experts",
+        predicts="before",
+        tasks=frozenset({"classification", "segmentation"}),
+        differences=(
+            "distance is a mean over dimensions with a sampling correction; kappa is relative to "
+            "ln C; collapse guard; presets other than 'paper' change the objective"
+        ),
+    )
+    presets = {
+        "paper": {
+            "lr": 1e-5,
+            "alignment": 0.0,
+            "entropy": 1.0,
+            "discriminator": {"correction": False, "threshold": 0.15, "evidence": 1},
+        },
+        "robust": {"lr": 1e-3, "alignment": 1.0, "entropy": 0.2},
+        "source-free": {"lr": 1e-5, "alignment": 0.0, "entropy": 1.0},
+    }
+
+    @classmethod
+    def needs(cls, config: MethodConfig) -> frozenset[Need]:
+        """Statistics for alignment; domain labels for the oracle discriminator."""
+        assert isinstance(config, DualExpertConfig)
+        found: set[Need] = set()
+        if config.alignment > 0:
+            found.add("source statistics")
+        if config.discriminator.kind == "oracle":
+            found.add("domain labels")
+        return frozenset(found)
+
+    def configure(self) -> None:
+        """Put experts into every FFN, and set up discriminator, moments and guard."""
+        config = self.config
+        self.taps = FeatureTaps(self.model.base)
+        self.statistics = self.resources.statistics
+        if self.statistics is not None:
+            check_fits(self.statistics, len(self.taps.blocks))
+            self.statistics = self.statistics.to(self.model.device)
+        self.discriminator = self.track("discriminator", make_discriminator(config.discriminator))
+        self.pool = self.track(
+            "pool",
+            ExpertPool(
+                self.model.base,
+                config.experts,
+                optimizer=self._make_optimizer,
+                targets=self.targets,
+                seed=config.seed,
+                max_domains=config.max_domains,
+                retire=config.retire,
+                offload=config.offload,
+            ),
+        )
+        self.moments = self.track("moments", RunningMoments(config.fill))
+        self.guard = self.track("guard", CollapseGuard(config.guard_window, config.guard_tolerance))
+
+    def route(self, batch: Input) -> Decision:
+        """Describe the images, decide, and select (or add) the domain's experts."""
+        self._evidence = self._describe(batch)
+        decision = self.discriminator.decide(self._evidence)
+        wanted = decision.per_sample or (decision.domain,)
+        for domain in dict.fromkeys(wanted):
+            if domain not in self.pool.domains:
+                self._add(domain)
+        self.pool.select(decision.per_sample or decision.domain)
+        return decision
+
+    def objective(self, batch: Input) -> Objective:
+        """Alignment of every group's features, plus the entropy of confident predictions."""
+        config = self.config
+        with self.taps:
+            logits = self.logits(batch)
+        terms: list[Tensor] = []
+        used: Tensor | int = len(batch)
+        if config.entropy > 0:
+            threshold = entropy_threshold(config.kappa, logits.shape[1], config.kappa_unit)
+            entropy, confident = confident_entropy(logits, threshold)
+            terms.append(config.entropy * entropy)
+            used = confident if config.alignment == 0 else used
+        if config.alignment > 0:
+            terms.append(config.alignment * self._alignment(len(batch)))
+        return Objective(logits, torch.stack(terms).sum() if terms else None, used)
+
+    def update(self, batch: Input, objective: Objective) -> bool:
+        """One step of the shared and of every selected domain's optimizer."""
+        optimizers = self.pool.optimizers()
+        if self.config.guard:
+            self._slow_down()
+        return self.descend(objective, optimizers)
+
+    def after(self, batch: Input, objective: Objective, decision: Decision | None) -> None:
+        """Watch for collapse, then let the domain's Gaussian learn the batch."""
+        assert decision is not None
+        if self.config.guard and objective.loss is not None:
+            self._watch(objective.logits)
+        self.discriminator.update(self._evidence, decision)
+
+    def abort(self, decision: Decision | None) -> None:
+        """Take domains out again that a failed batch had brought."""
+        for domain in set(self.pool.domains) - set(self.discriminator.domains):
+            self.pool.remove(domain)
+
+    def release(self) -> None:
+        """Take the experts out of the model."""
+        if hasattr(self, "pool"):
+            self.pool.detach()
+
+    def trained(self) -> int:
+        """Shared branch and one domain."""
+        return self.pool.count("shared") + self.pool.count("domain")
+
+    def details(self) -> list[str]:
+        """Branch sizes and domains so far."""
+        total = sum(p.numel() for p in self._flags.parameters())
+        shared, domain = self.pool.count("shared"), self.pool.count("domain")
+        return [
+            f"  shared branch    {shared / 1e6:.3f} M = {100 * shared / total:.2f} %",
+            f"  each domain      {domain / 1e6:.3f} M = {100 * domain / total:.2f} %",
+            f"  experts in       {len(self.pool.layers)} feed-forward layers",
+            f"  domains so far   {len(self.pool.domains)}",
+        ]
+
+    def _make_optimizer(self, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+        config = self.config
+        return make_optimizer(
+            config.optimizer,
+            parameters,
+            lr=config.lr,
+            weight_decay=config.weight_decay,
+            momentum=config.momentum,
+        )
+
+    def _describe(self, batch: Input) -> Evidence:
+        features = self._features(batch) if self.discriminator.needs_features else None
+        return Evidence(
+            descriptors=self.discriminator.describe(batch.pixels, features),
+            confidence=lambda: self._confidence(batch),
+            oracle=batch.oracle,
+            image_size=(int(batch.pixels.shape[-2]), int(batch.pixels.shape[-1])),
+        )
+
+    def _features(self, batch: Input) -> Tensor:
+        with torch.no_grad(), self.autocast(), self.pool.bypass(), self.taps:
+            self.logits(batch)
+        return self.taps.features[-1]
+
+    def _confidence(self, batch: Input) -> float:
+        with torch.no_grad(), self.autocast():
+            return float(self.logits(batch).float().softmax(1).amax(1).mean())
+
+    def _add(self, domain: int) -> None:
+        retired = self.pool.add(domain, nearest=self.discriminator.nearest_pair)
+        if retired is None:
+            return
+        if retired.into is None:
+            self.discriminator.remove(retired.domain)
+        else:
+            self.discriminator.merge(retired.domain, retired.into)
+        self.moments.forget(retired.domain)
+        self.guard.forget(retired.domain)
+        self.events.append(f"retired domain {retired.domain}")
+
+    def _groups(self, images: int) -> Iterator[tuple[int, Tensor | None, int]]:
+        """Each selected domain, the images it has (None for all), and how many."""
+        active = self.pool.active
+        if isinstance(active, int):
+            yield active, None, images
+        elif active is not None:
+            owner = torch.tensor(active, device=self.model.device)
+            for domain in dict.fromkeys(active):
+                chosen = (owner == domain).nonzero().squeeze(1)
+                yield domain, chosen, len(chosen)
+
+    def _alignment(self, images: int) -> Tensor:
+        assert self.statistics is not None
+        parts = []
+        for domain, chosen, count in self._groups(images):
+            features = [f if chosen is None else f[chosen] for f in self.taps.features]
+            blended = self.moments.blend(domain, features)
+            parts.append(alignment(blended, self.statistics) * (count / images))
+        return torch.stack(parts).sum()
+
+    def _slow_down(self) -> None:
+        """An expert that went bad learns more slowly ever after, so that it does not go again."""
+        groups: dict[int, Literal["shared"] | int] = {SHARED: "shared"}
+        groups |= {domain: domain for domain, _, _ in self._groups(1)}
+        for watched, group in groups.items():
+            strikes = self.guard.strikes(watched)
+            if strikes:
+                self.pool.set_lr(self.config.lr * self.config.guard_backoff**strikes, group)
+
+    def _watch(self, logits: Tensor) -> None:
+        for domain, chosen, count in self._groups(len(logits)):
+            mean = marginal(logits if chosen is None else logits[chosen])
+            verdict = self.guard.observe(domain, mean, count)
+            if verdict == "bad":
+                self.pool.rollback(domain)
+                self.pool.rollback("shared")
+                self.guard.strike(domain)
+                self.guard.strike(SHARED)
+                self.events.append(f"rolled back domain {domain} and the shared branch")
+            elif verdict == "good" and self.counters["steps"] % self.config.snapshot_every == 0:
+                self.pool.snapshot(domain)
+                self.pool.snapshot("shared")
