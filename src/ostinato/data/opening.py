@@ -51,7 +51,7 @@ class Opener:
         """Open a data set, or return it where it is open already."""
         if name in self._open:
             return self._open[name]
-        key = f"{name} {sorted(options.items())!r}"
+        key = f"{name} {sorted(options.items())!r}"  # one data set may be open in several ways
         if key not in self._open:
             if name == "folder" and "roots" in options:
                 from ostinato.data.datasets.folder import FolderDataset
@@ -100,19 +100,14 @@ def open_domains(config: DomainsConfig, opener: OpenDataset) -> list[Domain]:
             "order arranges the 15 common corruptions; with domains given, list them in the "
             "order you want and leave order at 0."
         )
-    if config.dataset == "folder" and config.domains and not config.options:
-        return _folder_domains(config, opener)
+    if config.dataset == "folder" and config.domains:
+        places = [Path(place) for place in config.domains]
+        if all(place.is_dir() for place in places):
+            dataset = opener("folder", roots=config.domains, **config.options)
+            return [Domain(name, dataset, dataset.indices(name)) for name in dataset.domains()]
     dataset = opener(config.dataset, **config.options)
     texts = config.domains or _default_domains(dataset, config.order)
     return [resolve_domain(text, dataset, opener, config.severity) for text in texts]
-
-
-def _folder_domains(config: DomainsConfig, opener: OpenDataset) -> list[Domain]:
-    if not all(Path(place).is_dir() for place in config.domains):
-        dataset = opener("folder", **config.options)
-        return [resolve_domain(text, dataset, opener, config.severity) for text in config.domains]
-    dataset = opener("folder", roots=tuple(config.domains))
-    return [Domain(name, dataset, dataset.indices(name)) for name in dataset.domains()]
 
 
 def _default_domains(dataset: Dataset, order: int) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ import bisect
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cached_property
 from itertools import accumulate
@@ -39,7 +40,7 @@ class StreamConfig(Config):
     )
     limit: int | None = Field(None, ge=1, description="Images a domain and round at most.")
     resize_labels: bool = Field(False, description="Resize label maps along with the images.")
-    workers: int = Field(0, ge=0, description="Threads that decode images.")
+    workers: int = Field(0, ge=0, description="Threads that decode images ahead.")
 
     @field_validator("transform")
     @classmethod
@@ -170,8 +171,16 @@ class Stream(ABC):
         )
 
     def __iter__(self) -> Iterator[Batch]:
-        for index in range(len(self)):
-            yield self[index]
+        if not self.config.workers:
+            yield from (self[index] for index in range(len(self)))
+            return
+        with ThreadPoolExecutor(1) as pool:  # the next batch loads while this one is used
+            coming = pool.submit(self.__getitem__, 0)
+            for index in range(1, len(self) + 1):
+                batch = coming.result()
+                if index < len(self):
+                    coming = pool.submit(self.__getitem__, index)
+                yield batch
 
     @staticmethod
     def _rows(segment: Segment, chosen: slice) -> Iterator[tuple[int, int]]:
