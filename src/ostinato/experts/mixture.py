@@ -181,12 +181,17 @@ def fused(
             branch weights are folded in.
         weights: (..., G), where the branch weights are tensors.
     """
-    down = torch.cat([m.down for m in mixtures], 1).to(z.dtype)
-    router = torch.cat([m.router for m in mixtures], 1).to(z.dtype)
+    width = sum(m.down.shape[1] for m in mixtures)
+    scores = sum(m.experts for m in mixtures)
+    # The routers ride along in the product down; tensor cores want widths in eights.
+    columns = torch.cat([*(m.down for m in mixtures), *(m.router for m in mixtures)], 1)
+    columns = F.pad(columns, (0, -(width + scores) % 8)).to(z.dtype)
     bias = torch.cat([m.router_bias for m in mixtures]).to(z.dtype)
     up = torch.cat([m.up for m in mixtures], 0).to(z.dtype)
-    hidden = F.gelu(z @ down)
-    gates = (z @ router + bias).unflatten(-1, (len(mixtures), -1)).softmax(-1)
+    product = z @ columns
+    hidden = F.gelu(product[..., :width])
+    routed = product[..., width : width + scores] + bias
+    gates = routed.unflatten(-1, (len(mixtures), -1)).softmax(-1)
     if weights is not None:
         gates = gates * weights.unsqueeze(-1)
     channels = gates.flatten(-2).to(hidden.dtype) @ spread.to(hidden.dtype)
