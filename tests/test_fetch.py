@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import shutil
 import tarfile
 import threading
 import zipfile
@@ -209,6 +210,13 @@ def test_fetch_downloads_unpacks_and_checks(server: str, tmp_path: Path) -> None
     assert again.status == "present"
     assert Files.requests == []
     assert "already there" in str(again)
+    # What was lost after unpacking is fetched anew.
+    shutil.rmtree(root / COMMON[0])
+    repaired = fetch(
+        "imagenet-c", root, progress=False, sources={"imagenet-c": Source("page", files)}
+    )
+    assert repaired.report is not None
+    assert repaired.report.ok, repaired.report
 
 
 def test_fetch_goes_on_with_the_archives_that_lack(server: str, tmp_path: Path) -> None:

@@ -116,9 +116,7 @@ class CdcConfig(DomainsConfig):
     """Settings of the continual dynamic change stream."""
 
     concentration: float = Field(1.0, gt=0, description="Of the Dirichlet over time.")
-    slots: int | None = Field(
-        None, ge=1, description="Stretches of time; as many as there are domains unless given."
-    )
+    slots: int = Field(3, ge=1, description="Stretches of time.")
     unit: int | None = Field(
         None, ge=1, description="Images that stay together; batch_size unless given."
     )
@@ -130,7 +128,8 @@ class CdcStream(DomainStream):
 
     Every domain's images are spread over `slots` stretches of time in proportions drawn from
     Dirichlet(concentration), in units of `unit` images; within a stretch the domains come in
-    random order. All images are seen once.
+    random order. All images are seen once. The defaults (concentration 1, 3 slots, whole batches)
+    are those of the paper that proposed the setting, DPCore.
 
     >>> from ostinato.data.datasets.array import ArrayDataset
     >>> data = ArrayDataset(np.zeros((8, 3, 8, 8), np.uint8), [0] * 8, list("aaaabbbb"))
@@ -146,7 +145,7 @@ class CdcStream(DomainStream):
         """The pieces of all domains, slot by slot."""
         domains = [self.limited(domain) for domain in domains]
         draw = generator(self.config.seed, "cdc")
-        slots = self.config.slots or len(domains)
+        slots = self.config.slots
         unit = self.config.unit or self.config.batch_size
         cuts = [
             np.minimum(

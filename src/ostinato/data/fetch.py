@@ -87,11 +87,13 @@ def fetch(
     if not source.files:
         return FetchResult(name, place, "manual", steps=_by_hand(name, place, source))
     place.mkdir(parents=True, exist_ok=True)
+    # Everything was unpacked once and yet the check fails: files were lost, so start over.
+    again = force or all(_marker(place, file).exists() for file in source.files if file.required)
     done: list[str] = []
     notes: list[str] = []
     with _shown(progress) as show:
         for file in source.files:
-            if force or not _marker(place, file).exists():
+            if again or not _marker(place, file).exists():
                 _fetch_file(file, place, show, keep, done, notes)
     return FetchResult(name, place, "fetched", tuple(done), tuple(notes), report=check(name, place))
 

@@ -86,17 +86,16 @@ class RecurringStream(DomainStream):
         if len(set(names)) < len(names):
             twice = next(name for name in names if names.count(name) > 1)
             raise ConfigError(f"The domain {twice!r} is listed twice; rounds repeats the list.")
-        return [
-            Segment.of(self.limited(part))
-            for number in range(rounds)
-            for part in (self._part(domain, number) for domain in domains)
-        ]
+        cut = [self._rounds(domain) for domain in domains]
+        return [Segment.of(self.limited(each[r])) for r in range(rounds) for each in cut]
 
-    def _part(self, domain: Domain, number: int) -> Domain:
+    def _rounds(self, domain: Domain) -> list[Domain]:
+        """What a domain shows in every round."""
+        rounds = self.config.rounds
         if not self.config.disjoint:
-            return domain
-        cut = parts(domain.dataset, domain.indices, self.config.rounds, self.config.seed)
-        return domain.take(cut[number])
+            return [domain] * rounds
+        cut = parts(domain.dataset, domain.indices, rounds, self.config.seed)
+        return [domain.take(part) for part in cut]
 
     def artifacts(self) -> dict[str, str]:
         """Which image is in which round, where the rounds differ."""
