@@ -42,7 +42,7 @@ def test_half_finished_download_is_recognised(tmp_path: Path, name: str) -> None
 def test_unknown_name_and_option_are_answered() -> None:
     with pytest.raises(UnknownName, match="Did you mean 'cifar100'"):
         open_dataset("cifar1000", ".")
-    with pytest.raises(ConfigError, match="subzet"):
+    with pytest.raises(ConfigError, match=r"no option 'subzet'\. Did you mean 'subset'"):
         open_dataset("imagenet-c", ".", subzet="full")
 
 

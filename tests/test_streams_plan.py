@@ -17,6 +17,7 @@ from ostinato.data.blends import CdcStream, CorrelatedStream, MixedStream, diric
 from ostinato.data.datasets.array import ArrayDataset
 from ostinato.data.segments import Domain
 from ostinato.data.sequences import ContinualStream, GradualStream, RecurringStream
+from ostinato.data.splits import parts
 from ostinato.data.streams import Stream, build_stream
 from ostinato.errors import ConfigError, DataError, UnknownName
 from ostinato.registry import STREAMS
@@ -158,24 +159,34 @@ def test_fingerprints_follow_what_is_streamed() -> None:
 
 def test_recurring_rounds_and_disjoint_parts() -> None:
     stream = make("disjoint", batch_size=4)
-    parts = {}
+    shown: dict[tuple[str, int], list[str]] = {}
     for batch in stream:
-        parts.setdefault((batch.domain, batch.round), []).extend(batch.keys)
+        shown.setdefault((batch.domain, batch.round), []).extend(batch.keys)
     assert stream.rounds == 3
     assert stream.domains == ("fog", "snow", "frost")
     for name in stream.domains:
-        rounds = [parts[name, r] for r in range(3)]
+        rounds = [shown[name, r] for r in range(3)]
         assert sorted(k for r in rounds for k in r) == sorted(small_set().key(i) for i in range(23))
         assert max(map(len, rounds)) - min(map(len, rounds)) <= 1
     # The same pictures in every domain's part, which makes rounds of domains comparable.
-    assert set(parts["fog", 1]) == set(parts["snow", 1])
+    assert set(shown["fog", 1]) == set(shown["snow", 1])
     texts = stream.artifacts()
     assert len(texts) == 9
-    assert texts["split-fog-round2.txt"].split() == parts["fog", 1]
+    assert texts["split-fog-round2.txt"].split() == shown["fog", 1]
     plain = make("recurring", batch_size=23)
     assert [b.round for b in plain] == [0] * 3 + [1] * 3 + [2] * 3
     assert plain[0].keys == plain[3].keys
     assert plain.artifacts() == {}
+
+
+@settings(deadline=None, max_examples=40)
+@given(total=st.integers(6, 200), count=st.integers(1, 6), seed=st.integers(0, 9))
+def test_parts_are_disjoint_complete_and_even(total: int, count: int, seed: int) -> None:
+    data = small_set(total)
+    cut = parts(data, data.indices("array"), count, seed)
+    assert sorted(int(i) for part in cut for i in part) == list(range(total))
+    assert max(map(len, cut)) - min(map(len, cut)) <= 1
+    assert all(list(part) == sorted(part) for part in cut)
 
 
 def test_recurring_refuses_what_cannot_be() -> None:

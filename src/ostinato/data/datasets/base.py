@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
@@ -41,6 +42,7 @@ class Dataset(ABC):
         ordered: True where the stored order already mixes classes (or is a drive's own order);
             False where images lie sorted by class, so that a stream must shuffle them.
         stored_severities: True where every domain is on disk at severities 1 to 5.
+        open_options: options of `open` beyond those of the constructor.
         num_classes: how many classes the labels run over.
         classes: the columns of the model's logits that these classes are, where they are a part.
         class_names: one name per class; empty where the data set does not say.
@@ -54,6 +56,7 @@ class Dataset(ABC):
     ordered: bool = False
     stored_severities: bool = False
 
+    open_options: tuple[str, ...] = ()
     num_classes: int
     classes: Tensor | None = None
     class_names: tuple[str, ...] = ()
@@ -125,12 +128,12 @@ def open_dataset(name: str, root: str | Path, /, **options: Any) -> Dataset:
     ostinato.errors.UnknownName: There is no data set 'imagenet-v3'. Did you mean 'imagenet-v2'? ...
     """
     cls: type[Dataset] = DATASETS[name]
-    try:
-        return cls.open(root, **options)
-    except TypeError as error:
-        if "argument" not in str(error):
-            raise
-        raise ConfigError(f"The data set {name!r} does not take these options: {error}.") from None
+    known = (*inspect.signature(cls).parameters, *cls.open_options)
+    for option in options:
+        if option not in known:
+            hint = did_you_mean(option, known[1:])
+            raise ConfigError(f"The data set {name!r} has no option {option!r}. {hint}")
+    return cls.open(root, **options)
 
 
 def check_severity(severity: int | None) -> int:

@@ -36,6 +36,7 @@ class FolderDataset(LabelledFiles):
 
     name = "folder"
     layout = "<class>/<image>, one folder per class"
+    open_options = ("domains",)
 
     def __init__(
         self,
