@@ -1,0 +1,201 @@
+"""KFF: a pool of domain prompts and one of class prompts, split off and fused again."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from ostinato.methods.base import Input, Method, MethodConfig, MethodInfo, Objective
+from ostinato.models import VisionModel
+from ostinato.ops.anchor import Moments, collect_anchor, prompted_features, read_anchor
+from ostinato.ops.heads import find_head, select_classes
+from ostinato.ops.losses import softmax_entropy
+from ostinato.ops.optim import OptimizerName, make_optimizer
+from ostinato.ops.pools import PromptPool, class_weights, domain_weights
+from ostinato.ops.prompts import fresh_prompt
+from ostinato.ops.snapshot import State
+from ostinato.registry import METHODS
+from ostinato.types import Decision
+
+
+class KffConfig(MethodConfig):
+    """Settings of KFF."""
+
+    optimizer: OptimizerName = Field("adamw", description="adam, adamw or sgd")
+    lr: float = Field(0.1, ge=0, description="learning rate of the domain prompt")
+    class_lr: float = Field(1e-3, ge=0, description="learning rate of the class prompts")
+    weight_decay: float = Field(0.01, ge=0, description="weight decay")
+    prompts: int = Field(8, ge=1, description="domain prompt tokens")
+    entropy: float = Field(3.0, ge=0, description="a: weight of the entropy")
+    domain_radius: float = Field(25.0, gt=0, description="gamma_d: beyond it a domain is new")
+    class_similarity: float = Field(0.005, ge=0, description="gamma_c: below it a class is new")
+    max_entropy: float = Field(2.0, gt=0, description="gamma_h, nats: above it nothing is kept")
+    domain_temperature: float = Field(3.0, gt=0, description="tau_d of the domain weights")
+    class_temperature: float = Field(1.0, gt=0, description="tau_c of the class weights")
+    key_rate: float = Field(0.1, gt=0, le=1, description="alpha: how far stored keys follow")
+    max_domains: int = Field(20, ge=1, description="domain prompts kept")
+    max_classes: int = Field(100, ge=1, description="class prompts kept")
+    steps: int = Field(1, ge=1, description="updates per batch of a known domain")
+    new_steps: int = Field(50, ge=1, description="updates on the batch that opens a new domain")
+
+
+@METHODS.register("kff")
+class Kff(Method):
+    """Align with the source and lower the entropy by a domain's and each image's class prompt."""
+
+    name = "kff"
+    Config = KffConfig
+    info = MethodInfo(
+        title="KFF",
+        paper="Zhou et al., NeurIPS 2025",
+        trains="domain prompt tokens and one class prompt token per image",
+        predicts="last",
+        needs=frozenset({"prepared file"}),
+        differences=(
+            "class prompts are grouped by cosine similarity, as in the paper (the release takes a "
+            "dot product, and a greedy grouping that is no spanning tree); source moments are over "
+            "all given images (the release leaves out uncertain ones); a single image has the "
+            "source's spread; in bf16 the many steps on a new domain stay in fp32, since they "
+            "would amplify rounding"
+        ),
+    )
+    presets = {"imagenet-c": {"lr": 0.1, "class_lr": 1e-3}, "cifar100-c": {"lr": 0.1}}
+
+    @classmethod
+    def prepare(
+        cls, model: VisionModel, images: Tensor, labels: Tensor | None, config: Any
+    ) -> State:
+        """Moments of the source's final features; labels are not used."""
+        return collect_anchor(model, images)
+
+    def configure(self) -> None:
+        """The source's moments, a fresh domain prompt and two empty pools."""
+        assert self.resources.prepared is not None
+        self.head = find_head(self.model.base)
+        width = self.head.in_features
+        self.source = read_anchor(self.resources.prepared, width, self.model.device)
+        generator = self.random.generator
+        self.start = fresh_prompt(self.model.base, self.config.prompts, generator=generator)
+        self.prompt = nn.Parameter(self.start.clone())
+        self.domains = self.track("domains", PromptPool())
+        self.classes = self.track("classes", PromptPool())
+        self.is_new = False
+
+    def trainable(self) -> dict[str, nn.Parameter]:
+        """The domain prompt; class prompts come and go with their images."""
+        return {"prompt": self.prompt}
+
+    @torch.no_grad()
+    def route(self, batch: Input) -> Decision:
+        """Fission: blend what is near, or start new prompts."""
+        config = self.config
+        self.is_new = False
+        features, logits = self._forward(batch, None)
+        self.key = Moments.of(features, self.source.std).key
+        self.blend: Tensor | None = None
+        distance = float("inf")
+        if len(self.domains):
+            keys = self.domains.both()[0]
+            distance = float((keys - self.key).norm(dim=1).min())
+            self.blend = domain_weights(
+                keys, self.key, config.domain_radius, config.domain_temperature
+            )
+        self.is_new = self.blend is None
+        self.prompt.copy_(self.start if self.blend is None else self.domains.blend(self.blend))
+        self._choose_class_prompts(self._predictions(logits, batch))
+        assert self.optimizer is not None
+        self.optimizer.state.clear()  # every batch starts its prompts, and so its optimizer, anew
+        self.left = self.steps(batch)
+        domain = len(self.domains) if self.blend is None else int(self.blend.argmax())
+        return Decision(domain, self.is_new, distance, config.domain_radius, evidence=len(batch))
+
+    def steps(self, batch: Input) -> int:
+        """Many on a new domain."""
+        return int(self.config.new_steps if self.is_new else self.config.steps)
+
+    def objective(self, batch: Input) -> Objective:
+        """Distance to the source's moments, and entropy."""
+        both = torch.cat([self.prompt.expand(len(batch), -1, -1), self.class_prompts], 1)
+        features, logits = self._forward(batch, both)
+        gap = Moments.of(features, self.source.std).gap(self.source)
+        loss = gap + self.config.entropy * softmax_entropy(logits).mean()
+        return Objective(logits, loss)
+
+    def update(self, batch: Input, objective: Objective) -> bool:
+        """The domain prompt at every step, the class prompts at the last one."""
+        assert self.optimizer is not None
+        self.left -= 1
+        self.class_prompts.grad = None
+        last = [self.class_optimizer] if self.left == 0 else []
+        return self.descend(objective, [self.optimizer, *last])
+
+    @torch.no_grad()
+    def after(self, batch: Input, objective: Objective, decision: Decision | None) -> None:
+        """Fusion: pull what was blended, add what is new, merge where a pool is full."""
+        config = self.config
+        if self.blend is not None:
+            self.domains.pull(self.blend, self.key, self.prompt, keys=config.key_rate, prompts=1.0)
+        else:
+            self.domains.add(self.key, self.prompt)
+            self.domains.shrink(config.max_domains)
+        predictions = self._predictions(objective.logits, batch)
+        kept = softmax_entropy(objective.logits) <= config.max_entropy
+        fresh = []
+        for t in kept.nonzero().flatten().tolist():
+            if bool(self.known[t]):
+                weights = self.shares[t]
+                rate = config.key_rate
+                prompt = self.class_prompts[t]
+                self.classes.pull(weights, predictions[t], prompt, keys=rate, prompts=1.0)
+            else:
+                fresh.append(t)
+        for t in fresh:
+            self.classes.add(predictions[t], self.class_prompts[t])
+        self.classes.shrink(config.max_classes, cosine=True)
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """As configured, except for the many steps on a new domain."""
+        return nullcontext() if self.is_new else super().autocast()
+
+    def details(self) -> list[str]:
+        """How full the pools are."""
+        return [f"  pools            {len(self.domains)} domains, {len(self.classes)} classes"]
+
+    def _choose_class_prompts(self, predictions: Tensor) -> None:
+        """One prompt per image: a blend of alike classes', or a fresh one."""
+        generator = self.random.generator
+        prompts = fresh_prompt(self.model.base, len(predictions), 1, generator=generator)
+        self.known = torch.zeros(len(predictions), dtype=torch.bool, device=prompts.device)
+        if len(self.classes):
+            self.shares, self.known = class_weights(
+                self.classes.both()[0],
+                predictions,
+                self.config.class_similarity,
+                self.config.class_temperature,
+            )
+            blended = self.classes.blend(self.shares)
+            prompts = torch.where(self.known[:, None, None], blended, prompts)
+        self.class_prompts = nn.Parameter(prompts)
+        self.class_optimizer = make_optimizer(
+            self.config.optimizer,
+            [self.class_prompts],
+            lr=self.config.class_lr,
+            weight_decay=self.config.weight_decay,
+        )
+
+    def _predictions(self, logits: Tensor, batch: Input) -> Tensor:
+        """Probabilities over all of the model's classes, zero outside the label space in use."""
+        probabilities = logits.detach().float().softmax(1)
+        if batch.classes is None:
+            return probabilities
+        wide = probabilities.new_zeros(len(probabilities), self.head.out_features)
+        return wide.index_copy(1, batch.classes, probabilities)
+
+    def _forward(self, batch: Input, prompt: Tensor | None) -> tuple[Tensor, Tensor]:
+        with self.autocast():
+            features, logits = prompted_features(self.model, batch.pixels, prompt)
+        return features, select_classes(logits, batch.classes)
