@@ -1,0 +1,114 @@
+"""EcoTTA: small meta networks beside frozen parts, held near what the frozen parts would say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from ostinato.methods.base import Input, Method, MethodConfig, MethodInfo, Objective
+from ostinato.methods.contract import Need
+from ostinato.models import VisionModel
+from ostinato.ops.adapters import Adapted, beside_parts
+from ostinato.ops.losses import confident_entropy, entropy_threshold
+from ostinato.ops.optim import OptimizerName
+from ostinato.ops.snapshot import State
+from ostinato.ops.warmup import predictions, take_over, warm_up
+from ostinato.registry import METHODS
+
+
+class EcottaConfig(MethodConfig):
+    """Settings of EcoTTA."""
+
+    optimizer: OptimizerName = Field("sgd", description="adam, adamw or sgd")
+    lr: float = Field(5e-3, ge=0, description="learning rate")
+    parts: int = Field(4, ge=1, description="K: groups of blocks with a meta network each")
+    rank: int = Field(32, ge=1, description="width of a meta network's bottleneck")
+    kappa: float = Field(0.4, gt=0, description="entropy, in ln C, above which nothing is learned")
+    distillation: float = Field(0.5, ge=0, description="weight of the self-distilled term")
+    warmed: bool = Field(True, description="start from meta networks warmed on source images")
+    warm_steps: int = Field(200, ge=1, description="updates of the preparation")
+    warm_lr: float = Field(5e-4, gt=0, description="learning rate of the preparation")
+    warm_batch: int = Field(50, ge=1, description="images per update of the preparation")
+
+
+def distillation(adapted: Adapted) -> Tensor:
+    """Sum over parts of the mean absolute difference to the frozen part's output."""
+    return torch.stack([meta.gap for meta in adapted.parts()]).sum()
+
+
+@METHODS.register("ecotta")
+class Ecotta(Method):
+    """Confident entropy over the meta networks alone, with self-distilled regularisation."""
+
+    name = "ecotta"
+    Config = EcottaConfig
+    info = MethodInfo(
+        title="EcoTTA",
+        paper="Song et al., CVPR 2023",
+        trains="meta networks beside groups of blocks",
+        predicts="before",
+        needs=frozenset({"prepared file"}),
+        differences=(
+            "for transformers: a meta network is a scale and shift of the part's output (in place "
+            "of a batch norm) plus a GELU bottleneck of the part's input (in place of a "
+            "convolution), and starts without effect; parts are equal shares of the blocks; "
+            "warmed=False runs from that start and needs no file"
+        ),
+    )
+    presets = {"imagenet-c": {"lr": 5e-3}, "cifar100-c": {"lr": 5e-3}}
+
+    @classmethod
+    def needs(cls, config: MethodConfig) -> frozenset[Need]:
+        """Warmed meta networks, unless it starts without."""
+        assert isinstance(config, EcottaConfig)
+        return cls.info.needs if config.warmed else frozenset()
+
+    @classmethod
+    def prepare(
+        cls, model: VisionModel, images: Tensor, labels: Tensor | None, config: Any
+    ) -> State:
+        """Warm the meta networks on source images, with their labels or the model's own."""
+        generator = torch.Generator().manual_seed(config.seed)
+        if labels is None:
+            labels = predictions(model, images, config.warm_batch)
+        adapted = beside_parts(model, config.parts, config.rank, generator)
+        try:
+            return warm_up(
+                adapted,
+                adapted.added(),
+                images,
+                labels,
+                steps=config.warm_steps,
+                lr=config.warm_lr,
+                batch=config.warm_batch,
+                generator=generator,
+            )
+        finally:
+            adapted.detach()
+
+    def configure(self) -> None:
+        """Meta networks in place."""
+        config = self.config
+        self.adapted = beside_parts(self.model, config.parts, config.rank, self.random.generator)
+        if config.warmed:
+            assert self.resources.prepared is not None
+            take_over(self.adapted.added(), self.resources.prepared)
+
+    def trainable(self) -> dict[str, nn.Parameter]:
+        """The meta networks."""
+        return self.adapted.added()
+
+    def objective(self, batch: Input) -> Objective:
+        """Entropy of confident predictions, and each part's distance to its frozen self."""
+        logits = self.logits(batch)
+        threshold = entropy_threshold(self.config.kappa, logits.shape[1])
+        loss, _ = confident_entropy(logits, threshold)
+        return Objective(logits, loss + self.config.distillation * distillation(self.adapted))
+
+    def release(self) -> None:
+        """Take the meta networks out."""
+        if hasattr(self, "adapted"):
+            self.adapted.detach()
