@@ -1,0 +1,207 @@
+"""ReservoirTTA: another method with a set of parameters for every style of image it has met."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from ostinato.errors import ConfigError
+from ostinato.methods.base import Input, Method, MethodConfig, MethodInfo, Objective, Resources
+from ostinato.methods.contract import Need, resolve_config
+from ostinato.models import VisionModel
+from ostinato.ops.reservoir import Slots, Styles, assignments, prediction_information
+from ostinato.ops.snapshot import State
+from ostinato.ops.style import distance_quantile, image_moments, style_of
+from ostinato.registry import METHODS
+from ostinato.types import Decision
+
+
+class ReservoirConfig(MethodConfig):
+    """Settings of ReservoirTTA."""
+
+    inner: str = Field("tent", description="the method that adapts each set of parameters")
+    inner_preset: str | None = Field(None, description="a preset of that method")
+    inner_settings: dict[str, Any] = Field({}, description="its own settings")
+    slots: int = Field(16, ge=1, description="sets of parameters kept at most")
+    quantile: float = Field(0.95, gt=0, lt=1, description="of source distances: what is far")
+    threshold: float | None = Field(None, gt=0, description="a distance instead of the quantile")
+    temperature: float = Field(1.0, gt=0, description="of the soft assignment to styles")
+    memory: int = Field(1024, ge=1, description="past styles that centroids are fitted to")
+    centroid_lr: float = Field(1e-4, ge=0, description="learning rate of the centroids")
+    ensemble: bool = Field(True, description="predict with the sets' weighted mean")
+
+
+@METHODS.register("reservoir")
+class Reservoir(Method):
+    """Route every batch by its style to one of at most 16 copies of another method."""
+
+    name = "reservoir"
+    Config = ReservoirConfig
+    info = MethodInfo(
+        title="ReservoirTTA",
+        paper="Vray et al., NeurIPS 2025",
+        trains="what the inner method trains, once per style",
+        predicts="after",
+        tasks=frozenset({"classification", "segmentation"}),
+        needs=frozenset({"prepared file"}),
+        differences=(
+            "style is the log-variance of a fixed filter bank's responses, in place of VGG-19's "
+            "early layers, so that nothing is downloaded; the source quantile is taken for the "
+            "stream's own batch size, at 0.95; a slot holds the inner method's whole state, of "
+            "which the source parameters that move are ensembled (a teacher's are not); "
+            "ensemble=False predicts as the inner method does; threshold=... needs no file"
+        ),
+    )
+    presets = {"imagenet-c": {"inner": "tent"}, "cifar100-c": {"inner": "tent"}}
+
+    @classmethod
+    def needs(cls, config: MethodConfig) -> frozenset[Need]:
+        """Source styles for the threshold, and what the inner method needs."""
+        assert isinstance(config, ReservoirConfig)
+        kind, inner = _inner(config)
+        mine: set[Need] = {"prepared file"} if config.threshold is None else set()
+        return frozenset(mine) | kind.needs(inner)
+
+    @classmethod
+    def prepare(
+        cls, model: VisionModel, images: Tensor, labels: Tensor | None, config: Any
+    ) -> State:
+        """The source images' filter moments, and the inner method's preparation."""
+        kind, inner = _inner(config)
+        moments = torch.cat([image_moments(part) for part in images.split(50)])
+        parts = {"style": State({"moments": moments})}
+        if "prepared file" in kind.needs(inner):
+            parts["inner"] = kind.prepare(model, images, labels, inner)
+        return State.join(parts)
+
+    def configure(self) -> None:
+        """The inner method, one slot, and the source's style as the first centroid."""
+        kind, inner = _inner(self.config)
+        given = self.resources.prepared
+        prepared = given.part("inner") if given is not None and "inner" in given.values else None
+        resources = Resources(self.resources.statistics, prepared)
+        self.inner: Method = kind(self.model, inner, resources, self.targets)
+        self.weights = self.inner.weights
+        self.slots = self.track("slots", Slots(self.inner))
+        moments = None if given is None else given.part("style").tensors.get("moments")
+        self.moments = None if moments is None else moments.to(self.model.device)
+        first = None if self.moments is None else style_of(self.moments)
+        config = self.config
+        self.styles = self.track("styles", Styles(config.memory, config.centroid_lr, first))
+        self._far: dict[int, float] = {}
+
+    def inspect(self, batch: Input) -> None:
+        """Whatever the inner method refuses."""
+        self.inner.inspect(batch)
+
+    def route(self, batch: Input) -> Decision:
+        """Nearest style, or a new slot where all are far and there is room."""
+        self.style = style_of(image_moments(batch.pixels))
+        far = self._threshold(len(batch))
+        distances = self.styles.distances(self.style)
+        nearest = float(distances.min()) if len(distances) else float("inf")
+        is_new = nearest > far and len(distances) < self.config.slots
+        if is_new:
+            if len(distances):
+                self.slots.add(self._most_informative(batch))
+            self.styles.add(self.style)
+        self.styles.learn(self.style, self.config.temperature, self.random.generator)
+        self.shares = assignments(self.style, self.styles.centroids, self.config.temperature)
+        self.slots.select(int(self.shares.argmax()))
+        return Decision(self.slots.active, is_new, nearest, far, evidence=len(batch))
+
+    def objective(self, batch: Input) -> Objective:
+        """One whole step of the inner method on the selected slot."""
+        inner = self.inner
+        inner.events = self.events
+        decision = inner.route(batch)
+        try:
+            first, last, self.moved = inner._adapt(batch)
+            logits = inner.predict(batch, first, last).detach()
+            inner.after(batch, last, decision)
+        except BaseException:
+            inner.abort(decision)
+            raise
+        inner.counters["steps"] += 1
+        inner.counters["size"] = list(batch.pixels.shape[-2:])
+        return Objective(logits, None, last.used, last.extra)
+
+    def update(self, batch: Input, objective: Objective) -> bool:
+        """The inner method has done it already."""
+        return self.moved
+
+    @torch.no_grad()
+    def predict(self, batch: Input, first: Objective, last: Objective) -> Tensor:
+        """With the mean of all slots' parameters, weighted by how near their styles are."""
+        weights = self.inner.weights
+        if not self.config.ensemble or weights is None or len(self.slots) == 1:
+            return last.logits
+        self.slots.park()
+        mean = {
+            name: sum(s * state.tensors[f"weights/{name}"] for s, state in self._shared())
+            for name in weights.parameters
+        }
+        weights.import_state(State(mean))  # type: ignore[arg-type]
+        try:
+            with self.inner.autocast():
+                return self.inner.logits(batch)
+        finally:
+            weights.import_state(self.slots.states[self.slots.active].part("weights"))
+
+    def release(self) -> None:
+        """Take the inner method out."""
+        if hasattr(self, "inner"):
+            self.inner.detach()
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """The inner method sets its own precision."""
+        return nullcontext()
+
+    def trained(self) -> int:
+        """One slot's."""
+        return self.inner.trained()
+
+    def details(self) -> list[str]:
+        """The inner method and its slots."""
+        return [f"  inner method     {self.inner.info.title}, {len(self.slots)} slots"]
+
+    def _threshold(self, images: int) -> float:
+        if self.config.threshold is not None:
+            return float(self.config.threshold)
+        if images not in self._far:
+            assert self.moments is not None
+            generator = torch.Generator().manual_seed(self.config.seed)
+            self._far[images] = distance_quantile(
+                self.moments, images, self.config.quantile, generator
+            )
+        return self._far[images]
+
+    @torch.no_grad()
+    def _most_informative(self, batch: Input) -> int:
+        weights = self.inner.weights
+        if weights is None:
+            return self.slots.active
+        self.slots.park()
+        found = []
+        for state in self.slots.states:
+            weights.import_state(state.part("weights"))
+            with self.inner.autocast():
+                found.append(prediction_information(self.inner.logits(batch)))
+        weights.import_state(self.slots.states[self.slots.active].part("weights"))
+        return max(range(len(found)), key=found.__getitem__)
+
+    def _shared(self) -> list[tuple[float, State]]:
+        return list(zip(self.shares.tolist(), self.slots.states, strict=True))
+
+
+def _inner(config: ReservoirConfig) -> tuple[type[Method], MethodConfig]:
+    """The inner method's class and its config; seed and precision are the wrapper's."""
+    if config.inner == "reservoir":
+        raise ConfigError("A reservoir wraps another method, not itself: set inner='tent', say.")
+    kind: type[Method] = METHODS[config.inner]
+    settings = {"seed": config.seed, "precision": config.precision, **config.inner_settings}
+    return kind, resolve_config(kind, config.inner_preset, settings)
