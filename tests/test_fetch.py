@@ -47,15 +47,15 @@ class Files(BaseHTTPRequestHandler):
             self.send_response(416)
             self.send_header("Content-Range", f"bytes */{len(body)}")
             self.send_header("Content-Length", "0")
-            self.end_headers()
             self.requests.append((self.path, asked, 0))
+            self.end_headers()
             return
         rest = body[start:]
         self.send_response(206 if asked else 200)
         self.send_header("Content-Length", str(len(rest)))
-        self.end_headers()
         sent = rest[: self.hang_up_after.pop(0)] if self.hang_up_after else rest
         self.requests.append((self.path, asked, len(sent)))
+        self.end_headers()
         self.wfile.write(sent)
         self.close_connection = True
 
@@ -67,7 +67,7 @@ class Files(BaseHTTPRequestHandler):
 def server() -> Iterator[str]:
     Files.content, Files.hang_up_after, Files.requests, Files.ranges = {}, [], [], True
     httpd = ThreadingHTTPServer(("127.0.0.1", 0), Files)
-    thread = threading.Thread(target=httpd.serve_forever, daemon=True)
+    thread = threading.Thread(target=lambda: httpd.serve_forever(0.01), daemon=True)
     thread.start()
     yield f"http://127.0.0.1:{httpd.server_address[1]}"
     httpd.shutdown()
