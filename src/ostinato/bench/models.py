@@ -1,0 +1,124 @@
+"""Models by the name that a spec gives them, and their weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ostinato.bench.small import EMBEDDED
+from ostinato.bench.spec import Spec
+from ostinato.errors import ConfigError, DataError, did_you_mean
+
+RANDOM = "random"
+
+
+def check_model(spec: Spec) -> None:
+    """Refuse a model or a checkpoint that does not exist, before anything is built."""
+    if spec.weights not in (None, RANDOM) and not Path(str(spec.weights)).exists():
+        raise ConfigError(f"There is no checkpoint {spec.weights}. {_nearest(str(spec.weights))}")
+    if spec.model == EMBEDDED:
+        if spec.weights is not None:
+            raise ConfigError("The embedded model has its own weights: leave weights out.")
+        return
+    if "/" in spec.model:
+        return  # a Hugging Face name, which only loading can tell
+    import timm
+
+    architecture = spec.model.partition(".")[0]
+    if not timm.is_model(architecture):
+        hint = did_you_mean(spec.model, [EMBEDDED, *timm.list_models(f"{architecture[:3]}*")])
+        raise ConfigError(f"There is no model {spec.model!r}. {hint[:400]}")
+    tagged = timm.list_pretrained(f"{architecture}.*") if "." in spec.model else [spec.model]
+    if spec.model not in tagged:
+        raise ConfigError(f"There is no model {spec.model!r}. {did_you_mean(spec.model, tagged)}")
+
+
+def load_model(spec: Spec) -> nn.Module:
+    """The source model in eval mode, on the spec's device."""
+    if spec.model == EMBEDDED:
+        from ostinato.data.embedded import embedded_model
+
+        return embedded_model(spec.device)
+    model = _hugging_face(spec) if "/" in spec.model else _timm(spec)
+    return model.eval().to(spec.device)
+
+
+def weights_name(spec: Spec) -> str:
+    """How tables call the weights."""
+    if spec.model == EMBEDDED:
+        return "vit_cifar10"
+    if spec.weights is None:
+        return spec.model.partition(".")[2] or "default"
+    return Path(spec.weights).name
+
+
+def _timm(spec: Spec) -> nn.Module:
+    import timm
+
+    more: dict[str, Any] = {} if spec.num_classes is None else {"num_classes": spec.num_classes}
+    if spec.weights is None:
+        try:
+            model: nn.Module = timm.create_model(spec.model, pretrained=True, **more)
+        except Exception as error:  # whatever the hub's client raises without a network
+            raise DataError(
+                f"The weights of {spec.model} could not be fetched ({error}). Name a file that "
+                "holds them (weights), or weights = 'random'."
+            ) from None
+        return model
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)  # random weights are the same ones in every run
+        model = timm.create_model(spec.model, pretrained=False, **more)
+    if spec.weights != RANDOM:
+        _load(model, Path(spec.weights))
+    return model
+
+
+def _hugging_face(spec: Spec) -> nn.Module:
+    from transformers import AutoConfig, AutoModelForSemanticSegmentation
+
+    place = spec.model if spec.weights in (None, RANDOM) else str(spec.weights)
+    try:
+        if spec.weights == RANDOM:
+            config = AutoConfig.from_pretrained(place)
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(0)
+                model: nn.Module = AutoModelForSemanticSegmentation.from_config(config)
+            return model
+        return AutoModelForSemanticSegmentation.from_pretrained(place)  # type: ignore[no-any-return]
+    except OSError as error:
+        raise DataError(
+            f"{place} could not be loaded ({error}). Name a folder that holds it (weights)."
+        ) from None
+
+
+def _load(model: nn.Module, path: Path) -> None:
+    """Take over a checkpoint, strictly: a benchmark with half-loaded weights is worth nothing."""
+    try:
+        model.load_state_dict(_read(path), strict=True)
+    except RuntimeError as error:
+        raise DataError(f"{path} does not fit the model: {str(error)[:300]}") from None
+
+
+def _read(path: Path) -> dict[str, Tensor]:
+    if path.suffix == ".safetensors":
+        from safetensors.torch import load_file
+
+        return dict(load_file(str(path)))
+    stored = torch.load(path, map_location="cpu", weights_only=True)
+    for key in ("model", "state_dict"):
+        if isinstance(stored, dict) and isinstance(stored.get(key), dict):
+            stored = stored[key]
+    if not isinstance(stored, dict):
+        raise DataError(f"{path} holds no weights by name.")
+    return {name.removeprefix("module."): tensor for name, tensor in stored.items()}
+
+
+def _nearest(path: str) -> str:
+    """The nearest file beside a path that is missing."""
+    folder = Path(path).parent
+    if not folder.is_dir():
+        return f"There is no folder {folder} either."
+    return did_you_mean(Path(path).name, [p.name for p in sorted(folder.iterdir())][:50])

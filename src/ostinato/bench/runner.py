@@ -1,0 +1,198 @@
+"""The only evaluation loop: a stream's batches through a method, one record each.
+
+A run lives in its folder. It is checked before it starts, can be killed at any batch and
+resumed, and then gives the same records; a run that is complete is not run again.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from ostinato.bench.job import Job, check_spec, open_job
+from ostinato.bench.metrics import peak_memory, record_step, reset_peak
+from ostinato.bench.progress import RunProgress
+from ostinato.bench.provenance import Provenance, hash_tensors, spec_hash
+from ostinato.bench.results import RunFolder, find_run
+from ostinato.bench.spec import Spec
+from ostinato.bench.summary import summarise
+from ostinato.data.streams import Stream
+from ostinato.errors import ConfigError
+from ostinato.methods.base import Method
+
+RUNS = "runs"
+EVERY = 50
+DESCRIPTOR = 1089
+"""The longest descriptor that records keep."""
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C arrived; the run's folder holds everything that was done."""
+
+
+def run(
+    spec: Spec,
+    *,
+    out: str | Path = RUNS,
+    again: bool = False,
+    every: int = EVERY,
+    console: Console | None = None,
+    quiet: bool = False,
+    stream: Stream | None = None,
+) -> list[RunFolder]:
+    """Run a spec, once for each of its seeds; what is complete already is only opened.
+
+    Args:
+        spec: what to run.
+        out: where the runs' folders lie.
+        again: run even what is complete, in a new folder.
+        every: batches between checkpoints.
+        console: where progress goes.
+        quiet: show nothing.
+        stream: the spec's stream where it is open already (a table shares one).
+    """
+    if every < 1:
+        raise ConfigError(f"every = {every}: a checkpoint comes after 1 batch or more.")
+    console = console or Console(stderr=True)
+    if stream is not None and len(spec.seeds) > 1:
+        raise ConfigError("A stream that is open already belongs to one seed: pass spec.runs().")
+    for one in spec.runs():
+        check_spec(one)
+    # One job at a time, so that only one model is in memory.
+    return [
+        _run_job(open_job(one, stream), Path(out), again, every, console, quiet)
+        for one in spec.runs()
+    ]
+
+
+def resume(
+    path: str | Path, *, every: int = EVERY, console: Console | None = None, quiet: bool = False
+) -> RunFolder:
+    """Go on with the run in a folder, or open it where it is complete."""
+    folder = RunFolder.open(path)
+    if folder.is_complete:
+        return folder
+    job = open_job(Spec.parse(folder.spec))
+    digest = spec_hash(job.spec.stored())
+    if digest != folder.hash:
+        raise ConfigError(
+            f"{path} was begun with settings that this version reads differently ({folder.hash}, "
+            f"now {digest}): run its spec anew."
+        )
+    return _loop(job, folder, every, console or Console(stderr=True), quiet)
+
+
+def folder_name(spec: Spec, digest: str) -> str:
+    """A run's folder: method, preset, stream and seed for people, the hash for certainty."""
+    parts = [spec.method, spec.preset, spec.stream, str(spec.seed), digest[:8]]
+    return "-".join(part for part in parts if part)
+
+
+def _run_job(
+    job: Job, out: Path, again: bool, every: int, console: Console, quiet: bool
+) -> RunFolder:
+    digest = spec_hash(job.spec.stored())
+    found = find_run(out, digest)
+    if found is not None:
+        folder = RunFolder.open(found)
+        if not folder.is_complete:
+            return _loop(job, folder, every, console, quiet)
+        if not again:
+            if not quiet:
+                console.print(f"{found} is complete already", markup=False, highlight=False)
+            return folder
+    place = _free(out / folder_name(job.spec, digest))
+    provenance = Provenance.collect(
+        weights=hash_tensors(job.model.state_dict()),
+        data=job.stream.fingerprint(),
+        seeds={"method": job.spec.seed, "stream": job.stream.config.seed},
+        device=job.spec.device,
+    )
+    folder = RunFolder.create(place, job.spec.stored(), provenance)
+    job.stream.write_artifacts(place / "data")
+    return _loop(job, folder, every, console, quiet)
+
+
+def _loop(job: Job, folder: RunFolder, every: int, console: Console, quiet: bool) -> RunFolder:
+    """All batches that are still to come."""
+    start = folder.resume_point()
+    method = job.adapt(folder.path)
+    if start.state is not None:
+        method.import_state(start.state)
+    stream, title = job.stream, f"{job.spec.label} {job.spec.stream} {job.spec.seed}"
+    told = "domain labels" in method.needs(method.config)
+    with folder, RunProgress(title, len(stream), console, quiet) as progress, _gently() as stop:
+        progress.skip(folder.records())
+        for index in range(start.next_index, len(stream)):
+            batch = stream[index]
+            reset_peak(method.model.device)
+            output = method.step(
+                batch.images, classes=batch.classes, oracle=batch.domain if told else None
+            )
+            record = record_step(
+                folder.hash,
+                batch,
+                output,
+                trained=method.trained(),
+                peak_memory=peak_memory(method.model.device),
+                descriptor=_descriptor(method),
+            )
+            folder.append(record)
+            progress.show(record)
+            if stop.is_set():
+                folder.checkpoint(method.export_state())
+                raise Interrupted(
+                    f"Stopped after batch {index + 1} of {len(stream)}. Go on with: "
+                    f"ostinato run {folder.path}"
+                )
+            if (index + 1) % every == 0 and index + 1 < len(stream):
+                folder.checkpoint(method.export_state())
+        folder.complete(summarise(folder.records()))
+    folder.state_path.unlink(missing_ok=True)  # large, and of no use to a finished run
+    return folder
+
+
+def _descriptor(method: Method) -> tuple[float, ...]:
+    """The batch's mean descriptor, where the method made one that is short enough to keep."""
+    evidence: Any = getattr(method, "_evidence", None)
+    found = getattr(evidence, "descriptors", None)
+    if not isinstance(found, torch.Tensor) or found.shape[-1] > DESCRIPTOR:
+        return ()
+    return tuple(round(value, 3) for value in found.detach().float().mean(0).tolist())
+
+
+def _free(path: Path) -> Path:
+    """The path, or the first of path-2, path-3, ... that is not taken."""
+    number, place = 2, path
+    while (place / "spec.json").exists():
+        place = path.with_name(f"{path.name}-{number}")
+        number += 1
+    return place
+
+
+@contextmanager
+def _gently() -> Iterator[threading.Event]:
+    """The first Ctrl-C lets the batch finish; the second one stops at once."""
+    stop = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop  # only the main thread receives signals
+        return
+    before = signal.getsignal(signal.SIGINT)
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        stop.set()
+        signal.signal(signal.SIGINT, before)
+
+    signal.signal(signal.SIGINT, ask)
+    try:
+        yield stop
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,0 +1,172 @@
+"""What to run, as one typed value: from YAML, from flags or from code, checked before it starts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
+
+import yaml
+from pydantic import Field, field_validator
+
+from ostinato.config import Config
+from ostinato.errors import ConfigError
+from ostinato.models import Normalize
+
+SEEDS = (2025, 2026, 2027)
+"""The seeds of the paper's tables."""
+
+
+class Spec(Config):
+    """One evaluation. `seeds` with several entries asks for as many runs.
+
+    >>> spec = Spec.parse({"method": "tent", "settings": {"lr": 1e-4}, "seeds": [1, 2]})
+    >>> [one.seed for one in spec.runs()]
+    [1, 2]
+    >>> Spec.parse({"metod": "tent"})
+    Traceback (most recent call last):
+        ...
+    ostinato.errors.ConfigError: Spec has no setting 'metod'. Did you mean 'method'? ...
+    """
+
+    model: str = Field(
+        "embedded", description="'embedded', a timm name with its tag, or a Hugging Face name"
+    )
+    weights: str | None = Field(
+        None, description="checkpoint file; 'random' for none; the model's own unless given"
+    )
+    num_classes: int | None = Field(
+        None, ge=1, description="outputs of a timm model, where not its usual number"
+    )
+    normalize: Normalize = Field(
+        "model", description="input convention: model, or none as in the literature's tables"
+    )
+    stream: str = Field("continual", description="a registered stream")
+    data: dict[str, Any] = Field(default_factory=dict, description="the stream's settings")
+    roots: str | dict[str, str] | None = Field(
+        None,
+        description="a folder per data set, one folder that holds them, or 'embedded' for the "
+        "package's own images in their place",
+    )
+    method: str = Field("dual_expert", description="a registered method")
+    preset: str | None = Field(None, description="the method's named settings")
+    settings: dict[str, Any] = Field(default_factory=dict, description="settings on top of it")
+    cosine: bool = Field(False, description="anneal the rate over the stream's length")
+    statistics: int | str | None = Field(
+        None,
+        description="source statistics: a file, 'embedded', or how many clean images to take",
+    )
+    prepared: int | str | None = Field(
+        None, description="a prepared file, or how many clean images to prepare the method from"
+    )
+    clean: str | None = Field(
+        None, description="data set of clean images for the two above, other than the stream's"
+    )
+    seeds: tuple[int, ...] = Field((SEEDS[0],), min_length=1, description="one run for each")
+    batch_size: int = Field(50, ge=1, description="images a batch")
+    device: str = Field("auto", description="cpu, cuda, cuda:1, mps; auto takes what there is")
+    precision: Literal["fp32", "bf16"] = Field("fp32", description="bf16 runs under autocast")
+    task: Literal["classification", "segmentation"] | None = Field(
+        None, description="the stream's own unless given, which then has to agree"
+    )
+
+    @field_validator("data")
+    @classmethod
+    def _own_place(cls, value: dict[str, Any]) -> dict[str, Any]:
+        if "batch_size" in value:
+            raise ValueError("write batch_size beside data, not in it")
+        return value
+
+    @field_validator("settings")
+    @classmethod
+    def _own_fields(cls, value: dict[str, Any]) -> dict[str, Any]:
+        for name in ("seed", "precision", "total_steps"):
+            if name in value:
+                other = {"seed": "seeds", "total_steps": "cosine"}.get(name, name)
+                raise ValueError(f"{name} of a run comes from the spec: write {other} beside it")
+        return value
+
+    @field_validator("seeds")
+    @classmethod
+    def _once(cls, value: tuple[int, ...]) -> tuple[int, ...]:
+        if len(set(value)) < len(value):
+            raise ValueError("each seed once: the same seed gives the same run")
+        return value
+
+    @property
+    def seed(self) -> int:
+        """The seed of a spec that has one alone."""
+        return self.seeds[0]
+
+    @property
+    def label(self) -> str:
+        """The method, with its preset where one is named."""
+        return self.method if self.preset is None else f"{self.method}:{self.preset}"
+
+    def runs(self) -> list[Spec]:
+        """One spec for each seed."""
+        return [self.replace(seeds=(seed,)) for seed in self.seeds]
+
+    def stored(self) -> dict[str, Any]:
+        """Plain JSON values, as kept with the result."""
+        return self.model_dump(mode="json")
+
+
+def split_label(text: str) -> tuple[str, str | None]:
+    """A method as written on the command line: `name`, or `name:preset`.
+
+    >>> split_label("dual_expert:paper"), split_label("tent")
+    (('dual_expert', 'paper'), ('tent', None))
+    """
+    name, colon, preset = text.partition(":")
+    if colon and not preset:
+        raise ConfigError(f"{text!r}: write a preset after the colon, or {name!r} alone.")
+    return name, preset or None
+
+
+def parse_pairs(pairs: Iterable[str]) -> dict[str, Any]:
+    """Settings from the command line; dots go into nested ones, values are read as YAML.
+
+    >>> parse_pairs(["lr=0.01", "discriminator.kind=oracle", "domains=[fog, snow]"])
+    {'lr': 0.01, 'discriminator': {'kind': 'oracle'}, 'domains': ['fog', 'snow']}
+    """
+    result: dict[str, Any] = {}
+    for pair in pairs:
+        key, equals, text = pair.partition("=")
+        if not (key and equals):
+            raise ConfigError(f"{pair!r}: write settings as KEY=VALUE, such as lr=0.001.")
+        *outer, last = key.split(".")
+        place = result
+        for name in outer:
+            place = place.setdefault(name, {})
+            if not isinstance(place, dict):
+                raise ConfigError(f"{pair!r}: {name!r} already has a value, so it has no parts.")
+        place[last] = _number(text)
+    return result
+
+
+def _number(text: str) -> Any:
+    """YAML reads 1e-4 as a word; everyone means the number."""
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{text!r} cannot be read as a value: {error}") from None
+    if isinstance(value, str):
+        try:
+            return float(value)
+        except ValueError:
+            return value
+    return value
+
+
+def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings with others on top, nested ones merged.
+
+    >>> merge({"a": {"x": 1, "y": 2}}, {"a": {"y": 3}})
+    {'a': {'x': 1, 'y': 3}}
+    """
+    result = dict(base)
+    for key, value in changes.items():
+        known = result.get(key)
+        both = isinstance(known, Mapping) and isinstance(value, Mapping)
+        result[key] = merge(known, value) if both else value  # type: ignore[arg-type]
+    return result
