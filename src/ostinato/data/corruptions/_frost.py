@@ -152,7 +152,7 @@ def _add(sheet: Array, row: Array, column: Array, light: Array) -> None:
 
 def _radius() -> Array:
     frequency = np.fft.fftfreq(SIZE)
-    return np.hypot(frequency[:, None], frequency[None])
+    return np.asarray(np.hypot(frequency[:, None], frequency[None]))
 
 
 def _coloured(rng: np.random.Generator, low: float, high: float) -> Array:

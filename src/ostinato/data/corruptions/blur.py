@@ -102,7 +102,7 @@ def _shuffle(draws: Draws, stream: int, height: int, width: int, reach: int) -> 
     device = draws.keys.device
     count, size = draws.keys.shape[0], height * width
     words = draws.words(stream, (2, size)).mul_(2 * reach).bitwise_right_shift_(16)
-    step = words[:, 0].mul_(width).add_(words[:, 1]).sub_(reach * (width + 1))
+    step = (words[:, 0] * width).add_(words[:, 1]).sub_(reach * (width + 1))
     place, inner = _inner(height, width, reach, device)
     target = step.mul_(inner).add_(place)
     loose = inner.index_select(0, target.view(-1)).view(target.shape).mul_(target > place)

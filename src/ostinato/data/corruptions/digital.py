@@ -52,12 +52,20 @@ def saturate(x: Tensor, c: tuple[float, float], draws: Draws) -> Tensor:
 def _box_matrix(size: int, target: int) -> Tensor:
     """(size, target) whole numbers: 1 where a source pixel belongs to a target's box."""
     scale = size / target
-    matrix = torch.zeros(size, target)
-    for place in range(target):
-        centre = (place + 0.5) * scale
-        low, high = int(centre - 0.5 * scale + 0.5), int(centre + 0.5 * scale + 0.5)
-        matrix[max(low, 0) : min(high, size), place] = 1
-    return matrix
+    pixel = torch.arange(size, dtype=torch.float64)[:, None]
+    centre = (torch.arange(target, dtype=torch.float64)[None] + 0.5) * scale
+    # In this order of operations, a pixel on the edge of two boxes falls where Pillow puts it.
+    place = (pixel - centre + 0.5) * (1 / scale)
+    return ((place > -0.5) & (place <= 0.5)).float()
+
+
+def _nearest(size: int, target: int) -> list[int]:
+    """Which of `target` pixels each of `size` shows; steps are added up, as image libraries do."""
+    step, place, out = target / size, 0.5 * target / size, []
+    for _ in range(size):
+        out.append(min(int(place), target - 1))
+        place += step
+    return out
 
 
 @lru_cache(maxsize=32)
@@ -65,8 +73,8 @@ def _boxes(size: int, share: float, device: torch.device) -> tuple[Tensor, Tenso
     """The boxes along one axis, their sizes, and which of them each pixel shows."""
     target = max(1, int(size * share))
     matrix = _box_matrix(size, target)
-    back = ((torch.arange(size, dtype=torch.float64) + 0.5) * (target / size)).long()
-    return matrix.to(device), matrix.sum(0).to(device), back.clamp_(max=target - 1).to(device)
+    shown = torch.tensor(_nearest(size, target), device=device)
+    return matrix.to(device), matrix.sum(0).to(device), shown
 
 
 @corruption(

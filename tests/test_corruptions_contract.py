@@ -1,0 +1,146 @@
+"""What every corruption promises: the same bits for any batch, thread count and number type."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from ostinato.data.corruptions import COMMON, DRIVING, EXTRA, SEVERITIES, corrupt, gallery, scene
+from ostinato.errors import ConfigError, InputError, UnknownName
+from ostinato.registry import CORRUPTIONS
+
+ALL = COMMON + EXTRA + DRIVING
+
+
+@pytest.fixture(scope="module")
+def images() -> Tensor:
+    return torch.stack([scene(48, 72, seed) for seed in range(3)])
+
+
+def test_every_name_is_registered_as_a_frozen_declaration() -> None:
+    assert sorted(ALL) == CORRUPTIONS.names()
+    assert len(COMMON) == 15
+    item = CORRUPTIONS["fog"]
+    assert (item.name, item.kind, item.random) == ("fog", "weather", True)
+    assert all(len(CORRUPTIONS[n].imagenet) == len(CORRUPTIONS[n].cifar) == 5 for n in ALL)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        item.name = "mist"
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_an_image_does_not_depend_on_its_batch(name: str, images: Tensor) -> None:
+    seeds = [11, -5, 2**40]
+    before, state = images.clone(), torch.get_rng_state()
+    whole = corrupt(images, name, 3, seeds)
+    assert torch.equal(images, before)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert whole.shape == images.shape
+    assert whole.dtype == torch.uint8
+    assert not torch.equal(whole, images)
+    turned = corrupt(images.flip(0), name, 3, torch.tensor(seeds[::-1]))
+    assert torch.equal(turned.flip(0), whole)
+    assert torch.equal(corrupt(images[1:2], name, 3, seeds[1:2])[0], whole[1])
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_threads_change_no_bit(name: str) -> None:
+    image = scene(200, 248, 5)[None]
+    alone = corrupt(image, name, 5, [3])
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2 if threads != 2 else 1)
+        assert torch.equal(corrupt(image, name, 5, [3]), alone)
+    finally:
+        torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_many_at_once_give_the_same_as_one_by_one(name: str, images: Tensor) -> None:
+    # The accelerator's path hands the whole batch to the function; on a CPU each image goes alone.
+    from ostinato.data.corruptions._core import _finish
+    from ostinato.data.corruptions._random import Draws, image_keys
+
+    item = CORRUPTIONS[name]
+    seeds = [4, 5, 6]
+    batch = _finish(item.apply(images, item.imagenet[4], Draws(image_keys(seeds, name, 5))))
+    assert (batch.int() - corrupt(images, name, 5, seeds).int()).abs().max() <= 1
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_floats_and_bytes_give_the_same_picture(name: str, images: Tensor) -> None:
+    levels = corrupt(images[:1], name, 2, [1])
+    for dtype in (torch.float32, torch.float64):
+        given_back = corrupt(images[:1].to(dtype) / 255, name, 2, [1])
+        assert given_back.dtype == dtype
+        assert torch.equal((given_back * 255).round().to(torch.uint8), levels)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_seed_matters_where_declared(name: str, images: Tensor) -> None:
+    one, two = (corrupt(images[:1], name, 4, [seed]) for seed in (1, 2))
+    assert torch.equal(one, two) != CORRUPTIONS[name].random
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_severity_grows(name: str) -> None:
+    image = scene(96, 96)[None]
+    seeds = range(6)
+    many = image.expand(6, -1, -1, -1)
+    change = [
+        (corrupt(many, name, s, seeds).int() - many.int()).abs().float().mean() for s in (1, 5)
+    ]
+    if name not in ("saturate", "spatter", "glass_blur", "frost", "fog"):
+        assert change[1] > change[0]
+    assert min(change) > 0.5
+
+
+@pytest.mark.parametrize("constants", ["imagenet", "cifar"])
+@pytest.mark.parametrize("name", ALL)
+def test_small_pictures(name: str, constants: str) -> None:
+    image = scene(32, 32)[None]
+    for severity in SEVERITIES:
+        out = corrupt(image, name, severity, [0], constants=constants)
+        assert out.shape == image.shape
+    assert corrupt(image[:0], name, 1, [], constants=constants).shape[0] == 0
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    name=st.sampled_from(ALL),
+    height=st.integers(8, 70),
+    width=st.integers(8, 70),
+    severity=st.integers(1, 5),
+    seed=st.integers(-(2**70), 2**70),
+)
+def test_any_size_and_seed(name: str, height: int, width: int, severity: int, seed: int) -> None:
+    image = scene(height, width)[None]
+    out = corrupt(image, name, severity, [seed])
+    assert out.shape == image.shape
+    assert torch.equal(out, corrupt(image, name, severity, [seed]))
+
+
+def test_errors_name_the_fix(images: Tensor) -> None:
+    with pytest.raises(UnknownName, match="Did you mean 'gaussian_noise'"):
+        corrupt(images, "gausian_noise", 1, [0, 1, 2])
+    with pytest.raises(ConfigError, match="1 to 5, not 6"):
+        corrupt(images, "fog", 6, [0, 1, 2])
+    with pytest.raises(ConfigError, match="'imagenet' or 'cifar'"):
+        corrupt(images, "fog", 1, [0, 1, 2], constants="mnist")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="3 images, 2 seeds"):
+        corrupt(images, "fog", 1, [0, 1])
+    with pytest.raises(InputError, match=r"\(B, 3, H, W\)"):
+        corrupt(images[0], "fog", 1, [0])
+    with pytest.raises(InputError, match="uint8 or float"):
+        corrupt(images.int(), "fog", 1, [0, 1, 2])
+
+
+def test_gallery_has_a_row_per_name_and_a_column_per_severity() -> None:
+    image = scene(32, 40)
+    sheet = gallery(["contrast", "brightness"], image, gap=2)
+    assert sheet.shape == (3, 66, 208)
+    assert torch.equal(sheet[:, 34:66, 168:208], corrupt(image[None], "brightness", 5, [0])[0])
