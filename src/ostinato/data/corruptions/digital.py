@@ -55,8 +55,10 @@ def _box_matrix(size: int, target: int) -> Tensor:
     pixel = torch.arange(size, dtype=torch.float64)[:, None]
     centre = (torch.arange(target, dtype=torch.float64)[None] + 0.5) * scale
     # In this order of operations, a pixel on the edge of two boxes falls where Pillow puts it.
+    half = 0.5 * scale
+    low, high = (centre - half + 0.5).floor(), (centre + half + 0.5).floor()
     place = (pixel - centre + 0.5) * (1 / scale)
-    return ((place > -0.5) & (place <= 0.5)).float()
+    return ((pixel >= low) & (pixel < high) & (place > -0.5) & (place <= 0.5)).float()
 
 
 def _nearest(size: int, target: int) -> list[int]:
