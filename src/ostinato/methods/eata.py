@@ -87,7 +87,7 @@ class Eata(Method):
         entropy = softmax_entropy(logits)
         bound = entropy_threshold(self.config.kappa, logits.shape[1])
         probabilities = logits.detach().float().softmax(1)
-        mean = self.mean.get(logits.shape[1])
+        mean = self.mean.get(logits.shape[1], logits.device)
         keep = (entropy.detach() < bound) & is_new(probabilities, mean, self.config.redundancy)
         self.mean.update(probabilities[keep])
         loss = masked_mean(reliability(entropy, bound) * entropy, keep)

@@ -60,9 +60,9 @@ class Roid(Method):
         """Weighted likelihood ratio plus weighted consistency, summed over batch size."""
         logits = self.logits(batch).float()
         probabilities = logits.detach().softmax(1)
-        mean = self.mean.get(logits.shape[1])
+        mean = self.mean.get(logits.shape[1], logits.device)
         assert mean is not None
-        weights = sample_weights(logits.detach(), mean.to(logits.device), self.config.temperature)
+        weights = sample_weights(logits.detach(), mean, self.config.temperature)
         self.mean.update(probabilities)
         loss = (weights * soft_likelihood_ratio(logits)).sum() / len(batch)
         if self.config.consistency:

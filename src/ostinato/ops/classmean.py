@@ -29,20 +29,20 @@ class ClassMean:
         self.uniform = uniform
         self._value: Tensor | None = None
 
-    def get(self, classes: int) -> Tensor | None:
+    def get(self, classes: int, device: torch.device | None = None) -> Tensor | None:
         """The mean over so many classes; another label space starts afresh."""
         if self._value is not None and len(self._value) == classes:
-            return self._value
-        return torch.full((classes,), 1 / classes) if self.uniform else None
+            return self._value.to(device)
+        return torch.full((classes,), 1 / classes, device=device) if self.uniform else None
 
     def update(self, probabilities: Tensor) -> None:
         """Take in (n, C) predictions; none of them change nothing."""
         if len(probabilities) == 0:
             return
         new = probabilities.detach().float().mean(0)
-        past = self.get(len(new))
+        past = self.get(len(new), new.device)
         keep = self.momentum
-        self._value = new if past is None else keep * past.to(new.device) + (1 - keep) * new
+        self._value = new if past is None else keep * past + (1 - keep) * new
 
     def export_state(self) -> State:
         """The mean, where there is one."""

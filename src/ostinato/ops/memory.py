@@ -68,6 +68,8 @@ class BalancedBank:
 
     def add(self, image: Tensor, label: int, entropy: float) -> bool:
         """Offer one image (3, H, W); everything kept ages by one. True where it was taken."""
+        if self._images is not None:  # a loaded bank follows the device of what comes in
+            self._images = self._images.to(image.device)
         new = Entry(label, entropy)
         place = self._place(new)
         if place is not None:
