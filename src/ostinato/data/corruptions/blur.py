@@ -105,13 +105,13 @@ def _shuffle(draws: Draws, stream: int, height: int, width: int, reach: int) -> 
     step = (words[:, 0] * width).add_(words[:, 1]).sub_(reach * (width + 1))
     place, inner = _inner(height, width, reach, device)
     target = step.mul_(inner).add_(place)
-    loose = inner.index_select(0, target.view(-1)).view(target.shape).mul_(target > place)
+    loose = inner.index_select(0, target.reshape(-1)).view(target.shape).mul_(target > place)
     # Indices below `total` still point to a pixel of the sweep, those above to an original value.
     total = count * size
     target = target.sub_(loose.sub_(1).mul_(total))
     if count > 1:
         target += torch.arange(count, device=device, dtype=torch.int32)[:, None] * size
-    target = target.view(-1)
+    target = target.reshape(-1)
     table = torch.arange(2 * total, dtype=torch.int32, device=device)
     while int(target.amin()) < total:
         table[:total] = target
