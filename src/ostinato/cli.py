@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 
 import tyro
 
+from ostinato.cli_bench import compare_command, run_command, table_command
 from ostinato.errors import OstinatoError, did_you_mean
 
 Name = Annotated[str, tyro.conf.arg(metavar="NAME")]
@@ -64,6 +65,9 @@ def _check(method: Name) -> None:
 COMMANDS: dict[str, tuple[Callable[..., None], str]] = {
     "list": (_list, "methods | descriptors | discriminators: what is registered"),
     "check": (_check, "METHOD: run the conformance suite"),
+    "run": (run_command, "SPEC | RUN: run a method on a stream, or go on with a run"),
+    "table": (table_command, "NAME: make one of the paper's tables"),
+    "compare": (compare_command, "RUN RUN...: paired comparison with confidence intervals"),
 }
 
 

@@ -302,4 +302,6 @@ def _clean_dataset(spec: Spec) -> Dataset:
     if name in (EMBEDDED, TUNE):
         return stand_in(name)
     roots = None if spec.roots == EMBEDDED else spec.roots
-    return open_dataset(name, Opener(roots).root(name))
+    name, colon, split = name.partition(":")
+    options = {"split": split} if colon else {}
+    return open_dataset(name, Opener(roots).root(name), **options)

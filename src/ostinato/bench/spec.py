@@ -59,7 +59,7 @@ class Spec(Config):
         None, description="a prepared file, or how many clean images to prepare the method from"
     )
     clean: str | None = Field(
-        None, description="data set of clean images for the two above, other than the stream's"
+        None, description="data set (or DATASET:SPLIT) of clean images for the two above"
     )
     seeds: tuple[int, ...] = Field((SEEDS[0],), min_length=1, description="one run for each")
     batch_size: int = Field(50, ge=1, description="images a batch")

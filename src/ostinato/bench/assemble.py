@@ -1,0 +1,314 @@
+"""Run a table's rows, or find them done, and put measured and printed figures side by side."""
+
+from __future__ import annotations
+
+import statistics as stats
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from ostinato.bench.forgetting import gain
+from ostinato.bench.job import check_spec, open_stream
+from ostinato.bench.kept import keep
+from ostinato.bench.models import weights_name
+from ostinato.bench.printed import Row, printed
+from ostinato.bench.render import Heading, TableResult, TableRow, Value
+from ostinato.bench.runner import run
+from ostinato.bench.spec import Spec, merge, split_label
+from ostinato.bench.summary import Summary
+from ostinato.bench.tables import (
+    METHODS_ACDC,
+    METHODS_FULL,
+    Measure,
+    Part,
+    Scale,
+    Table,
+    Variant,
+)
+from ostinato.errors import ConfigError, OstinatoError, UnknownName
+from ostinato.registry import METHODS, TABLES
+
+PAPER = "paper"
+
+
+@dataclass(frozen=True)
+class Request:
+    """What was asked of a table.
+
+    Attributes:
+        scale: the paper's setting, or the package's own data.
+        methods: `name` or `name:preset`; "all" for every registered one; empty for the usual.
+        preset: of an ablation's rows; `paper` at full scale, `robust` at small unless given.
+        seeds: in place of the paper's.
+        changes: spec values on top of the table's.
+        out: where runs are kept.
+        again: run even what is done.
+        command: as typed, to stand in the result.
+    """
+
+    scale: Scale = "small"
+    methods: tuple[str, ...] = ()
+    preset: str | None = None
+    seeds: tuple[int, ...] = ()
+    changes: Mapping[str, Any] | None = None
+    out: Path = Path("runs")
+    again: bool = False
+    command: str = ""
+
+
+def build_table(name: str, request: Request, console: Console | None = None) -> TableResult:
+    """Run what is missing and assemble the table."""
+    table: Table = TABLES[name]
+    if table.name == "parameters":
+        from ostinato.bench.parameters import parameter_rows
+
+        rows, skipped = parameter_rows(table, request)
+        return _result(table, request, rows, skipped)
+    variants, skipped = choose(table, request)
+    console = console or Console(stderr=True)
+    found = _run_all(table, variants, request, console)
+    columns = [m for m in table.columns if m.kind != "gain" or _reference(table, variants)]
+    table = replace(table, columns=tuple(columns))
+    rows = [_measured(table, v, found, request, variants) for v in variants]
+    return _result(table, request, rows, skipped)
+
+
+def choose(table: Table, request: Request) -> tuple[list[Variant], list[str]]:
+    """The rows that can run, checked before any of them starts, and why others are left out."""
+    kept, skipped = [], []
+    named = bool(request.methods) and request.methods != ("all",)
+    for variant in _candidates(table, request):
+        try:
+            for part in table.parts:
+                for one in spec_of(table, part, variant, request).runs()[:1]:
+                    check_spec(one)
+                    _check_task(table, variant)
+        except OstinatoError as error:
+            if named or table.variants:
+                raise
+            unknown = isinstance(error, UnknownName)
+            reason = "not registered" if unknown else str(error)
+            skipped.append(f"Left out: {variant.label} ({reason.rstrip('.')}).")
+            continue
+        kept.append(variant)
+    if not kept:
+        raise ConfigError(f"No row of {table.name} can run. {' '.join(skipped)}")
+    return kept, skipped
+
+
+def _candidates(table: Table, request: Request) -> list[Variant]:
+    if table.variants:
+        if request.methods:
+            raise ConfigError(f"{table.name} has rows of its own; choose a preset instead.")
+        preset = request.preset or (PAPER if request.scale == "full" else "robust")
+        rows = [v if v.method == "source" else replace(v, preset=preset) for v in table.variants]
+        return [replace(v, cosine=v.preset == PAPER) for v in rows]
+    usual = METHODS_ACDC if table.name == "acdc" else METHODS_FULL
+    labels = request.methods or usual
+    if labels == ("all",):
+        others = [n for n in METHODS.names() if n not in {split_label(u)[0] for u in usual}]
+        labels = (*usual[:-2], *others, *usual[-2:])
+    return [_variant(table, label) for label in labels]
+
+
+def _variant(table: Table, label: str) -> Variant:
+    name, preset = split_label(label)
+    if name not in METHODS:
+        return Variant(label, name, preset)
+    kind = METHODS[name]
+    if preset is None and table.preset in kind.presets:
+        preset = table.preset
+    title = str(kind.info.title)
+    if name == "dual_expert":
+        title = f"{title} {preset or ''}".strip()
+    return Variant(title, name, preset, cosine=preset == PAPER)
+
+
+def _check_task(table: Table, variant: Variant) -> None:
+    task = "segmentation" if printed(table.name).metric == "miou" else "classification"
+    if task not in METHODS[variant.method].info.tasks:
+        raise ConfigError(f"does not do {task}")
+
+
+def spec_of(table: Table, part: Part, variant: Variant, request: Request) -> Spec:
+    """The spec of one row on one stream, with all its seeds."""
+    base = dict(part.full if request.scale == "full" else part.small)
+    label = variant.method if variant.preset is None else f"{variant.method}:{variant.preset}"
+    settings = dict(variant.settings)
+    if label in part.rates:
+        settings = {"lr": part.rates[label], **settings}
+    own = {
+        "method": variant.method,
+        "preset": variant.preset,
+        "settings": settings,
+        "cosine": variant.cosine,
+    }
+    values = merge({**base, **own}, request.changes or {})
+    if request.seeds:
+        values["seeds"] = request.seeds
+    kind = METHODS[variant.method]
+    spec = Spec.parse(values)
+    needs = kind.needs(check_spec(spec))
+    # Help that a row does not need is not part of its spec, so that equal runs are found equal.
+    unused = {
+        key: None
+        for key, need in (("statistics", "source statistics"), ("prepared", "prepared file"))
+        if need not in needs
+    }
+    if len(unused) == 2:
+        unused["clean"] = None
+    return spec.replace(**unused)
+
+
+Found = dict[tuple[str, str], list[Summary]]
+"""Summaries by row and part, one per seed."""
+
+
+def _run_all(
+    table: Table, variants: Sequence[Variant], request: Request, console: Console
+) -> Found:
+    found: Found = {}
+    for part in table.parts:
+        specs = {v.label: spec_of(table, part, v, request) for v in variants}
+        seeds = next(iter(specs.values())).seeds
+        for seed in seeds:
+            # All rows see one stream, so it is made once.
+            one = next(iter(specs.values())).replace(seeds=(seed,))
+            stream = keep(open_stream(one), one)
+            for variant in variants:
+                spec = specs[variant.label].replace(seeds=(seed,))
+                (folder,) = run(
+                    spec, out=request.out, again=request.again, console=console, stream=stream
+                )
+                found.setdefault((variant.label, part.name), []).append(folder.summary())
+    return found
+
+
+def _reference(table: Table, variants: Sequence[Variant]) -> str | None:
+    for variant in variants:
+        if table.reference in (variant.method, variant.label):
+            return variant.label
+    return None
+
+
+def _measured(
+    table: Table,
+    variant: Variant,
+    found: Found,
+    request: Request,
+    variants: Sequence[Variant],
+) -> TableRow:
+    reference = _reference(table, variants)
+    values = []
+    for column in table.columns:
+        part = column.part or table.parts[0].name
+        base = found.get((reference or "", part), [])
+        values.append(_value(column, found[variant.label, part], base))
+    facts = _facts(table, variant, request, found)
+    return TableRow(label=variant.label, origin="measured", values=tuple(values), facts=facts)
+
+
+def _value(column: Measure, runs: Sequence[Summary], reference: Sequence[Summary]) -> Value:
+    numbers = []
+    for at, summary in enumerate(runs):
+        base = reference[at] if at < len(reference) else None
+        number = measure(column, summary, base)
+        if number is not None:
+            numbers.append(number)
+    if not numbers:
+        return Value()
+    spread = stats.stdev(numbers) if len(numbers) > 1 else None
+    digits = 0 if column.kind == "speed" else 1
+    if column.kind == "speed":
+        spread = None
+    return Value(value=stats.mean(numbers), spread=spread, digits=digits)
+
+
+def measure(column: Measure, summary: Summary, reference: Summary | None) -> float | None:
+    """One column of one run."""
+    kind, routing = column.kind, summary.routing
+    if kind == "score":
+        cells = {(c.round, c.domain): c.value for c in summary.cells}
+        return cells.get((column.round or 0, column.domain))
+    if kind == "round mean":
+        means = {r.round: r.by_images for r in summary.rounds}
+        return means.get(column.round or 0)
+    if kind == "gain":
+        return gain(summary.mean, reference.mean, summary.metric) if reference else None
+    if kind == "diff":
+        return summary.mean - reference.mean if reference else None
+    if kind in ("purity", "ami"):
+        return None if routing is None else 100.0 * float(getattr(routing, kind))
+    if kind == "delay":
+        return None if routing is None else routing.delay
+    found = summary.domains_found
+    plain: dict[str, float | None] = {
+        "mean": summary.mean,
+        "accuracy": 100.0 - summary.mean,
+        "by domains": summary.mean_by_domains,
+        "rf": summary.rf,
+        "count": None if found is None else float(found),
+        "ece": summary.calibration_error,
+        "speed": summary.cost.images_per_second,
+    }
+    return plain[kind]
+
+
+def _facts(table: Table, variant: Variant, request: Request, found: Found) -> dict[str, str]:
+    spec = spec_of(table, table.parts[0], variant, request)
+    config = check_spec(spec)
+    kind = METHODS[variant.method]
+    images = [found[variant.label, part.name][0].images for part in table.parts]
+    predicts = str(getattr(config, "predict", kind.info.predicts))
+    return {
+        "Model": spec.model.partition(".")[0],
+        "Weights": weights_name(spec),
+        "Input": "raw [0, 1]" if spec.normalize == "none" else "normalised",
+        "Images": " / ".join(f"{n:,}" for n in images),
+        "Seeds": ", ".join(str(seed) for seed in spec.seeds),
+        "Help": ", ".join(sorted(kind.needs(config))) or "none",
+        "Predicts": predicts,
+    }
+
+
+def printed_row(table: Table, row: Row) -> TableRow:
+    """A row of the paper, in the columns of the measured table."""
+    known = {}
+    for place, printed_cell in zip(printed(table.name).columns, row.cells, strict=True):
+        known[place.heading, str(place.kind), place.round] = printed_cell
+    values = []
+    for column in table.columns:
+        cell = known.get((column.heading, column.kind, column.round))
+        values.append(
+            Value()
+            if cell is None or not cell.text
+            else Value(value=cell.value, text=cell.text, note=cell.note)
+        )
+    source = "elsewhere" if row.origin == "elsewhere" else "the paper"
+    note = row.note if row.origin == "paper" else f"Printed {source}. {row.note}".strip()
+    facts = {"Help": ", ".join(row.needs), "Predicts": row.predicts}
+    if table.name not in ("acdc", "cifar100-c"):
+        facts |= {"Model": "vit_base_patch16_224", "Input": "raw [0, 1]"}
+    return TableRow(
+        label=row.method, origin="printed", values=tuple(values), facts=facts, note=note
+    )
+
+
+def _result(
+    table: Table, request: Request, rows: Sequence[TableRow], skipped: Sequence[str]
+) -> TableResult:
+    source = printed(table.name)
+    small = table.small_notes if request.scale == "small" else ()
+    return TableResult(
+        name=table.name,
+        title=table.title,
+        scale=request.scale,
+        command=request.command or f"ostinato table {table.name} --scale {request.scale}",
+        metric=source.metric,
+        headings=tuple(Heading(name=m.heading, group=m.group) for m in table.columns),
+        rows=(*rows, *(printed_row(table, row) for row in source.rows)),
+        notes=(*small, *table.notes, *skipped),
+    )

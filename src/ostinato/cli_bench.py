@@ -1,0 +1,235 @@
+"""The commands of the benchmark: run, table, compare. Heavy imports happen when one runs."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+
+from ostinato.errors import ConfigError, DataError
+
+Words = Annotated[tuple[str, ...], tyro.conf.arg(metavar="[KEY=VALUE ...]")]
+
+
+def run_command(
+    spec: Annotated[Path | None, tyro.conf.Positional] = None,
+    /,
+    *,
+    model: str | None = None,
+    weights: str | None = None,
+    normalize: Literal["model", "none", "input"] | None = None,
+    stream: str | None = None,
+    data: Words = (),
+    root: str | None = None,
+    method: str | None = None,
+    preset: str | None = None,
+    settings: Words = (),
+    statistics: str | None = None,
+    prepared: str | None = None,
+    clean: str | None = None,
+    seeds: tuple[int, ...] = (),
+    batch_size: int | None = None,
+    device: str | None = None,
+    precision: Literal["fp32", "bf16"] | None = None,
+    set: Words = (),
+    out: Path = Path("runs"),
+    again: bool = False,
+    every: int = 50,
+) -> None:
+    """Run a method on a stream, or go on with a run that was interrupted.
+
+    Args:
+        spec: a YAML file of settings, or the folder of a run to go on with.
+        model: 'embedded', a timm name with its tag, or a Hugging Face name.
+        weights: a checkpoint file, or 'random'.
+        normalize: the input convention.
+        stream: a registered stream.
+        data: the stream's settings, such as limit=500 domains=[fog,snow].
+        root: the folder that holds the data sets, or 'embedded' for the package's own images.
+        method: a registered method.
+        preset: the method's named settings.
+        settings: single settings of the method, such as lr=1e-3 discriminator.kind=oracle.
+        statistics: a file, 'embedded', or a number of clean images.
+        prepared: a file, or a number of clean images.
+        clean: the data set that clean images come from.
+        seeds: one run for each.
+        batch_size: images a batch.
+        device: cpu, cuda or auto.
+        precision: fp32 or bf16.
+        set: any other setting of the spec.
+        out: where the runs' folders go.
+        again: run even what is complete already.
+        every: batches between checkpoints.
+    """
+    from ostinato.bench.runner import resume, run
+    from ostinato.bench.spec import parse_pairs
+
+    given: dict[str, Any] = {
+        "model": model,
+        "weights": weights,
+        "normalize": normalize,
+        "stream": stream,
+        "data": parse_pairs(data) or None,
+        "roots": root,
+        "method": method,
+        "preset": preset,
+        "settings": parse_pairs(settings) or None,
+        "statistics": _count_or_path(statistics),
+        "prepared": _count_or_path(prepared),
+        "clean": clean,
+        "seeds": seeds or None,
+        "batch_size": batch_size,
+        "device": device,
+        "precision": precision,
+    }
+    changes = {key: value for key, value in given.items() if value is not None}
+    changes |= parse_pairs(set)
+    if spec is not None and spec.is_dir():
+        if changes:
+            raise ConfigError(f"{spec} has its spec already; leave {', '.join(changes)} out.")
+        folders = [_gently(lambda: resume(spec, every=every))]
+    else:
+        wanted = _spec(spec, changes)
+        folders = _gently(lambda: run(wanted, out=out, again=again, every=every))
+    for folder in folders:
+        short = folder.summary()
+        rf = "" if short.rf is None else f"  RF {short.rf:+.2f}"
+        found = "" if short.domains_found is None else f"  domains {short.domains_found}"
+        print(f"{folder.path}  {short.metric} {short.mean:.2f} %{rf}{found}")
+
+
+def table_command(
+    name: Annotated[str, tyro.conf.Positional],
+    /,
+    *,
+    scale: Literal["small", "full"] = "small",
+    methods: tuple[str, ...] = (),
+    preset: str | None = None,
+    seeds: tuple[int, ...] = (),
+    root: str | None = None,
+    weights: str | None = None,
+    set: Words = (),
+    format: Literal["terminal", "markdown", "latex", "csv", "json"] = "terminal",
+    save: Path | None = None,
+    out: Path = Path("runs"),
+    again: bool = False,
+) -> None:
+    """Make one of the paper's tables: run what is missing, print it beside the printed figures.
+
+    Args:
+        name: a table; a wrong one lists them.
+        scale: small runs on the package's own model and images, full is the paper's setting.
+        methods: name or name:preset each; all for every registered one.
+        preset: of an ablation's rows (small: robust, full: paper, unless given).
+        seeds: in place of 2025 2026 2027.
+        root: the folder that holds the data sets (full scale).
+        weights: the model's checkpoint (full scale).
+        set: any setting of the runs' spec, such as device=cuda data.limit=500.
+        format: what is printed.
+        save: a folder that gets the table as Markdown, LaTeX, CSV and JSON.
+        out: where the runs' folders go.
+        again: run even what is complete already.
+    """
+    from rich.console import Console
+
+    from ostinato.bench.assemble import Request, build_table
+    from ostinato.bench.render import render, to_terminal
+    from ostinato.bench.spec import merge, parse_pairs
+
+    changes: dict[str, Any] = {}
+    if root is not None:
+        changes["roots"] = root
+    if weights is not None:
+        changes["weights"] = weights
+    request = Request(
+        scale=scale,
+        methods=methods,
+        preset=preset,
+        seeds=seeds,
+        changes=merge(changes, parse_pairs(set)),
+        out=out,
+        again=again,
+        command=_command(),
+    )
+    result = _gently(lambda: build_table(name, request))
+    if format == "terminal":
+        Console().print(to_terminal(result))
+    else:
+        print(render(result, format), end="")
+    if save is not None:
+        for path in result.save(save):
+            print(f"wrote {path}", file=sys.stderr)
+
+
+def compare_command(
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional],
+    /,
+    *,
+    baseline: str | None = None,
+    metric: Literal["error", "accuracy", "miou"] | None = None,
+    resamples: int = 10_000,
+    confidence: float = 0.95,
+    parts: bool = True,
+) -> None:
+    """Compare runs of one stream with the first: paired, with bootstrap confidence intervals.
+
+    Args:
+        runs: two or more run folders.
+        baseline: the folder name to compare with, in place of the first.
+        metric: error, accuracy or miou; the task's own unless given.
+        resamples: bootstrap draws over images.
+        confidence: of the intervals.
+        parts: also show every domain and round.
+    """
+    from rich.console import Console
+
+    from ostinato.bench.compare import compare
+    from ostinato.bench.comparison import comparison_table
+    from ostinato.bench.results import RunFolder
+
+    records = {}
+    for path in runs:
+        name = path.name if path.name not in records else str(path)
+        records[name] = RunFolder.open(path).records()
+        if not records[name]:
+            raise DataError(f"{path} has no finished batch; go on with: ostinato run {path}")
+    if baseline is not None:
+        baseline = Path(baseline).name
+    found = compare(
+        records, baseline=baseline, metric=metric, resamples=resamples, confidence=confidence
+    )
+    console = Console()
+    for one in found:
+        console.print(comparison_table(one, parts=parts))
+
+
+def _spec(path: Path | None, changes: dict[str, Any]) -> Any:
+    from ostinato.bench.spec import Spec, merge
+
+    if path is None:
+        return Spec.parse(changes)
+    if not path.is_file():
+        raise ConfigError(f"There is no spec {path}: name a YAML file or a run's folder.")
+    return Spec.parse(merge(Spec.from_yaml(path).model_dump(exclude_unset=True), changes))
+
+
+def _count_or_path(text: str | None) -> int | str | None:
+    return int(text) if text is not None and text.isdecimal() else text
+
+
+def _command() -> str:
+    return "ostinato " + " ".join(shlex.quote(word) for word in sys.argv[1:])
+
+
+def _gently(work: Any) -> Any:
+    """Ctrl-C ends with the command that goes on, and the exit status of an interrupt."""
+    from ostinato.bench.runner import Interrupted
+
+    try:
+        return work()
+    except Interrupted as stop:
+        print(f"\n{stop}", file=sys.stderr)
+        raise SystemExit(130) from None
