@@ -178,10 +178,17 @@ def gaussian_blur(pixels: Tensor, sigma: Tensor, size: int = 5) -> Tensor:
         return pixels
     taps = torch.arange(-reach, reach + 1, device=pixels.device, dtype=pixels.dtype)
     kernel = (-0.5 * (taps / sigma.view(-1, 1)).square()).exp()
-    kernel = (kernel / kernel.sum(1, keepdim=True)).view(-1, 1, 1, 1, 2 * reach + 1)
+    kernel = (kernel / kernel.sum(1, keepdim=True)).view(-1, len(taps), 1, 1, 1)
     padded = F.pad(pixels, (reach,) * 4, mode="reflect")
-    rows = (padded.unfold(3, 2 * reach + 1, 1) * kernel).sum(-1)
-    return (rows.unfold(2, 2 * reach + 1, 1) * kernel).sum(-1)
+    # Shifted sums in both directions: no intermediate larger than the batch itself.
+    width, height = pixels.shape[-1], pixels.shape[-2]
+    rows = kernel[:, 0] * padded[..., :width]
+    for tap in range(1, len(taps)):
+        rows = torch.addcmul(rows, kernel[:, tap], padded[..., tap : tap + width])
+    blurred = kernel[:, 0] * rows[..., :height, :]
+    for tap in range(1, len(taps)):
+        blurred = torch.addcmul(blurred, kernel[:, tap], rows[..., tap : tap + height, :])
+    return blurred
 
 
 def _grey(pixels: Tensor) -> Tensor:
