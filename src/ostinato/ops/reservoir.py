@@ -17,15 +17,23 @@ def assignments(styles: Tensor, centroids: Tensor, temperature: float) -> Tensor
     >>> assignments(torch.zeros(1), torch.tensor([[0.0], [5.0]]), 1.0).round().tolist()
     [1.0, 0.0]
     """
+    return log_assignments(styles, centroids, temperature).exp()
+
+
+def log_assignments(styles: Tensor, centroids: Tensor, temperature: float) -> Tensor:
+    """The same as logarithms, which stay finite for styles far away."""
     apart = styles.unsqueeze(-2) - centroids
-    shares: Tensor = (-apart.square().sum(-1) / temperature).softmax(-1)
-    return shares
+    scores: Tensor = (-apart.square().sum(-1) / temperature).log_softmax(-1)
+    return scores
 
 
-def clustering_loss(shares: Tensor) -> Tensor:
+def clustering_loss(log_shares: Tensor) -> Tensor:
     """Mean entropy of each style's assignment, less the entropy of the mean assignment."""
-    each = torch.special.entr(shares).sum(1).mean()
-    loss: Tensor = each - torch.special.entr(shares.mean(0)).sum()
+    shares = log_shares.exp()
+    each = -(shares * log_shares).sum(1).mean()
+    mean = shares.mean(0)
+    # The floor keeps the gradient finite where no style at all belongs to a centroid.
+    loss: Tensor = each + (mean * mean.clamp_min(1e-30).log()).sum()
     return loss
 
 
@@ -70,7 +78,7 @@ class Styles:
             return
         seen = self.sample[: min(self.seen, self.memory)]
         with torch.enable_grad():
-            loss = clustering_loss(assignments(seen, self._centroids, temperature))
+            loss = clustering_loss(log_assignments(seen, self._centroids, temperature))
             self._optimizer.zero_grad(set_to_none=True)
             loss.backward()
         self._optimizer.step()
