@@ -133,6 +133,16 @@ def test_confident_entropy_keeps_those_below_and_divides_by_all():
     assert entropy_threshold(0.4, 1000, "nats") == 0.4
 
 
+def test_weighted_entropy_lets_the_surest_lead():
+    logits = torch.tensor([[9.0, 0.0], [2.0, 0.0], [0.1, 0.0]])
+    threshold = 0.6
+    entropy = softmax_entropy(logits).numpy().astype(float)
+    weight = np.where(entropy < threshold, np.exp(threshold - entropy), 0)
+    loss, used = confident_entropy(logits, threshold, weighted=True)
+    assert int(used) == 2
+    assert float(loss) == pytest.approx(float((weight * entropy).sum()) / 3, rel=1e-5)
+
+
 def test_pixels_are_items():
     logits = torch.randn(2, 3, 4, 5)
     flat = flatten_logits(logits)

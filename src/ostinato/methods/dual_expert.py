@@ -50,6 +50,7 @@ class DualExpertConfig(MethodConfig):
     entropy: float = Field(0.2, ge=0, description="weight of confident entropy")
     kappa: float = Field(0.4, gt=0, description="entropy above which a prediction is left out")
     kappa_unit: EntropyUnit = Field("relative", description="kappa times ln C, or kappa in nats")
+    weighted: bool = Field(False, description="let the surest predictions lead the entropy")
     fill: int = Field(32, ge=2, description="images that alignment's moments should rest on")
     predict: Literal["before", "after"] = Field("before", description="prediction's time")
     max_domains: int | None = Field(None, ge=1, description="bound on kept domains")
@@ -148,7 +149,7 @@ class DualExpert(Method):
         used: Tensor | int = len(batch)
         if config.entropy > 0:
             threshold = entropy_threshold(config.kappa, logits.shape[1], config.kappa_unit)
-            entropy, confident = confident_entropy(logits, threshold)
+            entropy, confident = confident_entropy(logits, threshold, weighted=config.weighted)
             terms.append(config.entropy * entropy)
             used = confident if config.alignment == 0 else used
         if config.alignment > 0:
