@@ -15,6 +15,7 @@ import os
 import time
 import warnings
 from concurrent.futures import ProcessPoolExecutor
+from functools import lru_cache
 from multiprocessing import get_context
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -26,6 +27,7 @@ from ostinato.data.corruptions import COMMON, DRIVING, EXTRA, corrupt, gallery, 
 SIZE = 224
 
 
+@lru_cache(maxsize=2)
 def pictures(count: int, size: int = SIZE) -> torch.Tensor:
     """(count, 3, size, size) uint8: variations of one drawn scene."""
     base = torch.stack([scene(size, size, seed) for seed in range(min(count, 16))])
