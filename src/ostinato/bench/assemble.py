@@ -69,7 +69,9 @@ def build_table(name: str, request: Request, console: Console | None = None) -> 
         return _result(table, request, rows, skipped)
     variants, skipped = choose(table, request)
     console = console or Console(stderr=True)
-    found = _run_all(table, variants, request, console)
+    found, failed = _run_all(table, variants, request, console)
+    variants = [v for v in variants if v.label not in failed]
+    skipped += [_left_out(label, error) for label, error in failed.items()]
     columns = [m for m in table.columns if m.kind != "gain" or _reference(table, variants)]
     table = replace(table, columns=tuple(columns))
     rows = [_measured(table, v, found, request, variants) for v in variants]
@@ -79,7 +81,6 @@ def build_table(name: str, request: Request, console: Console | None = None) -> 
 def choose(table: Table, request: Request) -> tuple[list[Variant], list[str]]:
     """The rows that can run, checked before any of them starts, and why others are left out."""
     kept, skipped = [], []
-    named = bool(request.methods) and request.methods != ("all",)
     for variant in _candidates(table, request):
         try:
             for part in table.parts:
@@ -87,16 +88,25 @@ def choose(table: Table, request: Request) -> tuple[list[Variant], list[str]]:
                     check_spec(one)
                     _check_task(table, variant)
         except OstinatoError as error:
-            if named or table.variants:
+            if _insists(table, request):
                 raise
-            unknown = isinstance(error, UnknownName)
-            reason = "not registered" if unknown else str(error)
-            skipped.append(f"Left out: {variant.label} ({reason.rstrip('.')}).")
+            skipped.append(_left_out(variant.label, error))
             continue
         kept.append(variant)
     if not kept:
         raise ConfigError(f"No row of {table.name} can run. {' '.join(skipped)}")
     return kept, skipped
+
+
+def _insists(table: Table, request: Request) -> bool:
+    """Whether a row that cannot run is an error: it was named, or belongs to an ablation."""
+    return bool(table.variants) or request.methods not in ((), ("all",))
+
+
+def _left_out(label: str, error: OstinatoError) -> str:
+    unknown = isinstance(error, UnknownName)
+    reason = "not registered" if unknown else str(error).rstrip(".")
+    return f"Left out: {label} ({reason})."
 
 
 def _candidates(table: Table, request: Request) -> list[Variant]:
@@ -169,8 +179,10 @@ Found = dict[tuple[str, str], list[Summary]]
 
 def _run_all(
     table: Table, variants: Sequence[Variant], request: Request, console: Console
-) -> Found:
+) -> tuple[Found, dict[str, OstinatoError]]:
+    """Every row on every stream and seed; rows that do not fit the model are told apart."""
     found: Found = {}
+    failed: dict[str, OstinatoError] = {}
     for part in table.parts:
         specs = {v.label: spec_of(table, part, v, request) for v in variants}
         seeds = next(iter(specs.values())).seeds
@@ -178,13 +190,19 @@ def _run_all(
             # All rows see one stream, so it is made once.
             one = next(iter(specs.values())).replace(seeds=(seed,))
             stream = keep(open_stream(one), one)
-            for variant in variants:
+            for variant in (v for v in variants if v.label not in failed):
                 spec = specs[variant.label].replace(seeds=(seed,))
-                (folder,) = run(
-                    spec, out=request.out, again=request.again, console=console, stream=stream
-                )
+                try:
+                    (folder,) = run(
+                        spec, out=request.out, again=request.again, console=console, stream=stream
+                    )
+                except OstinatoError as error:
+                    if _insists(table, request):
+                        raise
+                    failed[variant.label] = error
+                    continue
                 found.setdefault((variant.label, part.name), []).append(folder.summary())
-    return found
+    return found, failed
 
 
 def _reference(table: Table, variants: Sequence[Variant]) -> str | None:

@@ -27,6 +27,7 @@ from ostinato.ops.snapshot import State, load_state, save_state
 from ostinato.ops.statistics import SourceStatistics
 from ostinato.registry import METHODS, STREAMS
 
+PREPARED = "prepared.safetensors"
 PLUS = ("imagenet-v2", "imagenet-a", "imagenet-r", "imagenet-sketch")
 
 
@@ -49,7 +50,7 @@ class Job:
     notes: tuple[str, ...] = ()
 
     def adapt(self, folder: Path | None = None) -> Method:
-        """The method around the model; what has to be prepared is kept in the run's folder."""
+        """The method around the model, with what a run's folder has prepared, or prepared anew."""
         spec = self.spec
         needs = METHODS[spec.method].needs(self.config)
         help_given: dict[str, Any] = {}
@@ -73,15 +74,20 @@ class Job:
         images, _ = self._clean(int(given or 0))
         return collect_statistics(self.model, images, normalize=self.spec.normalize)
 
+    def keep_prepared(self, method: Method, folder: Path) -> None:
+        """Write what was prepared for a run beside it, so that going on starts from the same."""
+        state = method.resources.prepared
+        if state is not None and not isinstance(self.spec.prepared, str):
+            save_state(folder / PREPARED, state, {"method": self.spec.method})
+
     def _prepared(self, folder: Path | None) -> State:
         given, spec = self.spec.prepared, self.spec
         if isinstance(given, str):
             return load_state(given)[0]
-        kept = None if folder is None else folder / "prepared.safetensors"
-        if kept is not None and kept.is_file():
-            return load_state(kept)[0]
+        if folder is not None and (folder / PREPARED).is_file():
+            return load_state(folder / PREPARED)[0]
         images, labels = self._clean(int(given or 0))
-        state = prepare(
+        return prepare(
             self.model,
             spec.method,
             images.to(spec.device),
@@ -89,9 +95,6 @@ class Job:
             normalize=spec.normalize,
             **self.config.model_dump(),
         )
-        if kept is not None:
-            save_state(kept, state, {"method": spec.method, "images": len(images)})
-        return state
 
     def _clean(self, count: int) -> tuple[Tensor, Tensor]:
         """Clean images and labels, none of which the stream shows."""

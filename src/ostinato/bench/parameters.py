@@ -68,7 +68,9 @@ def added_parameters(method: Method) -> int:
     if pool is not None and hasattr(pool, "count"):
         return int(pool.count("shared") + DOMAINS * pool.count("domain"))
     own = {id(p) for p in method._flags.parameters()}
-    return sum(p.numel() for p in method.model.parameters() if id(p) not in own)
+    inside = [*method.model.parameters(), *method.trainable().values()]
+    new = {id(p): p.numel() for p in inside if id(p) not in own}
+    return sum(new.values())
 
 
 def _build(variant: Variant, model: torch.nn.Module) -> Method:

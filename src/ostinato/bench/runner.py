@@ -87,7 +87,7 @@ def resume(
             f"{path} was begun with settings that this version reads differently ({folder.hash}, "
             f"now {digest}): run its spec anew."
         )
-    return _loop(job, folder, every, console or Console(stderr=True), quiet)
+    return _loop(job, folder, job.adapt(folder.path), every, console or Console(stderr=True), quiet)
 
 
 def folder_name(spec: Spec, digest: str) -> str:
@@ -104,27 +104,31 @@ def _run_job(
     if found is not None:
         folder = RunFolder.open(found)
         if not folder.is_complete:
-            return _loop(job, folder, every, console, quiet)
+            return _loop(job, folder, job.adapt(found), every, console, quiet)
         if not again:
             if not quiet:
                 console.print(f"{found} is complete already", markup=False, highlight=False)
             return folder
     place = _free(out / folder_name(job.spec, digest))
+    weights = hash_tensors(job.model.state_dict())
+    method = job.adapt()  # a method that does not fit the model leaves no folder behind
     provenance = Provenance.collect(
-        weights=hash_tensors(job.model.state_dict()),
+        weights=weights,
         data=job.stream.fingerprint(),
         seeds={"method": job.spec.seed, "stream": job.stream.config.seed},
         device=job.spec.device,
     )
     folder = RunFolder.create(place, job.spec.stored(), provenance)
     job.stream.write_artifacts(place / "data")
-    return _loop(job, folder, every, console, quiet)
+    job.keep_prepared(method, place)
+    return _loop(job, folder, method, every, console, quiet)
 
 
-def _loop(job: Job, folder: RunFolder, every: int, console: Console, quiet: bool) -> RunFolder:
+def _loop(
+    job: Job, folder: RunFolder, method: Method, every: int, console: Console, quiet: bool
+) -> RunFolder:
     """All batches that are still to come."""
     start = folder.resume_point()
-    method = job.adapt(folder.path)
     if start.state is not None:
         method.import_state(start.state)
     stream, title = job.stream, f"{job.spec.label} {job.spec.stream} {job.spec.seed}"
