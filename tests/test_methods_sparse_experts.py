@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ostinato.api import adapt, prepare, unwrap
-from ostinato.checks import check_method, small_batches, small_model
+from ostinato.checks import small_batches, small_model
 from ostinato.errors import MissingResource
 from ostinato.methods.becotta import DOMAINS, as_domain
 from ostinato.methods.svdp import SparsePrompt, placement, prompt_momentum
@@ -249,11 +249,3 @@ def test_becotta_warms_on_segmentation_labels() -> None:
     state = prepare(segformer(), "becotta", images, labels, warm_steps=2, warm_batch=2)
     method = adapt(segformer(), "becotta", prepared=state, scales=(1.0,))
     assert bool(method(images[:1]).isfinite().all())
-
-
-@pytest.mark.parametrize(
-    ("name", "settings"), [("svdp", SMALL_PROMPT), ("becotta", {"warmed": False})]
-)
-def test_every_check_passes(name: str, settings: dict[str, Any]) -> None:
-    report = check_method(name, **settings)
-    assert report.passed, str(report)
