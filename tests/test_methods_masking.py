@@ -18,7 +18,7 @@ from ostinato.models import logits_of
 from ostinato.ops.hog import oriented_gradients, patch_targets
 from ostinato.ops.masking import ClassAttention, blanked, kept, least_attended, most_uncertain
 from ostinato.ops.prompts import inserted
-from ostinato.ops.tokens import entering, final_tokens, leaving, prefix_tokens
+from ostinato.ops.tokens import entering, final_tokens, find_patches, leaving, prefix_tokens
 
 
 def torchvision_vit() -> nn.Module:
@@ -274,3 +274,16 @@ def test_adma_predicts_with_the_whole_image_and_restores() -> None:
     for name, value in full.model.base.state_dict().items():
         assert torch.equal(value, clean[name])
     assert not torch.equal(full.head, adapt(small_model(), "adma").head)  # heads learn on
+
+
+def test_targets_are_the_same_under_autocast() -> None:
+    pixels = torch.rand(1, 3, 16, 16, generator=torch.Generator().manual_seed(2))
+    with torch.autocast("cpu", torch.bfloat16):
+        rounded = patch_targets(pixels, patch=8)
+    assert torch.equal(rounded, patch_targets(pixels, patch=8))
+
+
+def test_only_a_convolution_of_pixels_is_a_patch_embedding() -> None:
+    reduction = nn.Sequential(nn.Conv2d(3, 8, 7, stride=4), nn.Conv2d(8, 8, 4, stride=4))
+    with pytest.raises(TargetError, match="no patch embedding"):
+        find_patches(reduction)

@@ -1,4 +1,4 @@
-"""SVDP and BECoTTA: their own rules, and both on a tiny SegFormer."""
+"""SVDP and BECoTTA: their own rules, and dense predictions on a tiny SegFormer."""
 
 from __future__ import annotations
 
@@ -222,10 +222,13 @@ def test_becotta_trusts_a_single_view_only_when_it_is_sure() -> None:
     [
         ("svdp", {**SMALL_PROMPT, "scales": (0.5, 1.0)}),
         ("becotta", {"warmed": False, "scales": (0.5, 1.0), "lr": 1e-3}),
+        ("reservoir", {"threshold": 0.1, "inner_settings": {"lr": 1e-3}}),
     ],
 )
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_both_run_on_segformer(name: str, settings: dict[str, Any], precision: str) -> None:
+def test_dense_predictions_on_segformer(
+    name: str, settings: dict[str, Any], precision: str
+) -> None:
     model = segformer()
     clean = {k: v.clone() for k, v in model.state_dict().items()}
     method = adapt(model, name, precision=precision, **settings)

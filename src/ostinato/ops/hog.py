@@ -24,7 +24,8 @@ def oriented_gradients(pixels: Tensor, bins: int = 9, cell: int = 8) -> Tensor:
     across = torch.tensor([[1.0, 0, -1], [2, 0, -2], [1, 0, -1]], device=pixels.device)
     kernel = torch.stack([across, across.T])[:, None].repeat(channels, 1, 1, 1)
     padded = F.pad(pixels.float(), (1, 1, 1, 1), mode="reflect")
-    both = F.conv2d(padded, kernel, groups=channels).unflatten(1, (channels, 2))
+    with torch.autocast(pixels.device.type, enabled=False):  # a target should not be rounded
+        both = F.conv2d(padded, kernel, groups=channels).unflatten(1, (channels, 2))
     x, y = both[:, :, 0], both[:, :, 1]
     strength = (x.square() + y.square()).sqrt()
     direction = (torch.atan2(x, y) / math.pi * bins).floor().long() % bins

@@ -31,13 +31,15 @@ def end_blocks(model: nn.Module) -> tuple[nn.Module, nn.Module]:
 
 
 def find_patches(model: nn.Module) -> nn.Conv2d:
-    """The convolution that turns patches into tokens: its kernel is its stride.
+    """The convolution that turns patches of pixels into tokens: its kernel is its stride.
 
     >>> find_patches(nn.Sequential(nn.Conv2d(3, 8, 4, stride=4))).kernel_size
     (4, 4)
     """
     for module in model.modules():
-        if isinstance(module, nn.Conv2d) and module.kernel_size == module.stride != (1, 1):
+        if not isinstance(module, nn.Conv2d) or module.in_channels > 4:
+            continue  # convolutions of features may look the same, such as SegFormer's reductions
+        if module.kernel_size == module.stride != (1, 1):
             return module
     raise TargetError(
         "The model has no patch embedding (a convolution whose kernel is its stride), so its "
