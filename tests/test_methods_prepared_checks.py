@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from ostinato.checks import check_method
@@ -15,10 +17,12 @@ def test_a_reservoir_of_several_slots_passes_too() -> None:
     assert report.passed, str(report)
 
 
-@pytest.mark.parametrize("name", ["vida", "ecotta", "becotta"])
-def test_cold_starts_pass_without_a_prepared_file(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "settings"), [("vida", {"views": 2, "high_rank": 8}), ("ecotta", {}), ("becotta", {})]
+)
+def test_cold_starts_pass_without_a_prepared_file(name: str, settings: dict[str, Any]) -> None:
     assert not METHODS[name].needs(METHODS[name].Config(warmed=False))
-    report = check_method(name, warmed=False)
+    report = check_method(name, warmed=False, **settings)
     assert report.passed, str(report)
 
 
