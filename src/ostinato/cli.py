@@ -13,6 +13,7 @@ import tyro
 
 from ostinato.cli_bench import compare_command, run_command, table_command
 from ostinato.errors import OstinatoError, did_you_mean
+from ostinato.report.command import report as report_command
 
 Name = Annotated[str, tyro.conf.arg(metavar="NAME")]
 
@@ -68,6 +69,7 @@ COMMANDS: dict[str, tuple[Callable[..., None], str]] = {
     "run": (run_command, "SPEC | RUN: run a method on a stream, or go on with a run"),
     "table": (table_command, "NAME: make one of the paper's tables"),
     "compare": (compare_command, "RUN RUN...: paired comparison with confidence intervals"),
+    "report": (report_command, "RUN...: one self-contained HTML page with every figure"),
 }
 
 

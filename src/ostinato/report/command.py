@@ -1,0 +1,50 @@
+"""`ostinato report RUN...`: the page, written to a file."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from ostinato.errors import OstinatoError
+
+
+def report(
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN")],
+    out: Path = Path("report.html"),
+    title: str = "Ostinato report",
+) -> None:
+    """Write one self-contained HTML page about runs.
+
+    Args:
+        runs: folders of runs, or a folder that holds such folders.
+        out: the page to write; a folder gets report.html.
+        title: the page's heading.
+    """
+    print(write_report(list(runs), out, title))
+
+
+def write_report(
+    runs: list[Path], out: str | Path = "report.html", title: str = "Ostinato report"
+) -> Path:
+    """Read the runs, draw what they allow, and write the page; returns where it lies."""
+    from ostinato.report.page import render
+    from ostinato.report.runs import read_variants
+
+    place = Path(out)
+    place = place / "report.html" if place.is_dir() else place
+    if not place.parent.is_dir():
+        raise OstinatoError(f"Cannot write {place}: the folder {place.parent} does not exist.")
+    text = render(read_variants(runs), title)
+    part = place.with_name(f".{place.name}.{os.getpid()}.tmp")
+    try:
+        part.write_text(text, encoding="utf-8")
+        part.replace(place)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise OstinatoError(
+            f"Cannot write {place} ({error.strerror}); choose another with --out."
+        ) from None
+    return place

@@ -1,0 +1,84 @@
+"""One page for a set of runs: self-contained, without scripts, the same for the same runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.resources import files
+from typing import Any
+
+from ostinato.errors import MissingResource
+from ostinato.report.ablation import descriptor_ablation
+from ostinato.report.attention_figure import attention_maps
+from ostinato.report.domains import discriminator_timeline, pool_growth
+from ostinato.report.figure import Figure, Part
+from ostinato.report.over_time import error_over_time
+from ostinato.report.overview import describe_runs, summarise_variants, warnings
+from ostinato.report.per_domain import error_per_domain
+from ostinato.report.runs import Variant
+from ostinato.report.spectra import descriptor_map
+from ostinato.report.style import plotting
+from ostinato.report.trust import cost_against_accuracy, reliability_diagram
+
+TEMPLATE = "page.html.j2"
+
+
+def draw_all(variants: Sequence[Variant]) -> list[Part]:
+    """Every figure that these runs allow, in the order of the page."""
+    return [
+        *error_over_time(variants),
+        *error_per_domain(variants),
+        *discriminator_timeline(variants),
+        *pool_growth(variants),
+        *descriptor_map(variants),
+        *descriptor_ablation(variants),
+        *attention_maps(variants),
+        *reliability_diagram(variants),
+        *cost_against_accuracy(variants),
+    ]
+
+
+def render(variants: Sequence[Variant], title: str = "Ostinato report") -> str:
+    """The page's HTML."""
+    plotting()
+    template = _template()
+    parts = draw_all(variants)
+    summary, runs = summarise_variants(variants), describe_runs(variants)
+    versions = {name: v for r in variants for name, v in r.first.provenance.versions.items()}
+    text: str = template.render(
+        title=title,
+        variants=variants,
+        summary=summary,
+        summary_data=summary.data().uri(),
+        runs=runs,
+        runs_data=runs.data().uri(),
+        warnings=warnings(variants),
+        figures=[part for part in parts if isinstance(part, Figure)],
+        missing=[part for part in parts if not isinstance(part, Figure)],
+        contents=_contents(parts),
+        versions=sorted(versions.items()),
+    )
+    return text
+
+
+def _contents(parts: Sequence[Part]) -> list[tuple[str, str]]:
+    """(anchor, words): each kind of figure once."""
+    found: dict[str, str] = {}
+    for part in parts:
+        if isinstance(part, Figure):
+            found.setdefault(part.title.partition(":")[0], part.name)
+    return [(anchor, words) for words, anchor in found.items()]
+
+
+def _template() -> Any:
+    try:
+        import jinja2
+    except ImportError:
+        raise MissingResource(
+            "Reports are written with jinja2, which is not installed: "
+            "pip install 'ostinato[report]'"
+        ) from None
+    text = (files("ostinato.report") / TEMPLATE).read_text(encoding="utf-8")
+    environment = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    return environment.from_string(text)

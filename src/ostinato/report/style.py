@@ -1,0 +1,184 @@
+"""One look for all figures: colours, fonts, and SVG that follows the page's light or dark theme.
+
+matplotlib draws ink, faint lines and paper in marker colours, which become the page's own
+variables, so that one drawing fits both themes. Output depends on its input alone.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import textwrap
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from ostinato.errors import MissingResource
+
+INK, FAINT, PAPER, BAND = "#010203", "#040506", "#070809", "#0a0b0c"
+_VARIABLES = {INK: "--ink", FAINT: "--faint", PAPER: "--paper", BAND: "--band"}
+
+GREY = "#8a8f98"
+# After Okabe and Ito, without their yellow and black: told apart by everyone, on white and black.
+PALETTE = ("#0a7fc0", "#e08214", "#009e73", "#d1495b", "#b565a7", "#4db3e6", "#8c6d31", "#6f6fd1")
+MARKERS = "osD^vPX*"
+DASHES = ("-", (0, (4, 1.5)), (0, (1.2, 1.2)))
+
+RC: dict[str, Any] = {
+    "svg.fonttype": "none",  # text stays text: it can be read aloud, searched and selected
+    "font.family": "sans-serif",
+    "font.sans-serif": ["DejaVu Sans"],
+    "font.size": 12.0,
+    "axes.edgecolor": FAINT,
+    "axes.facecolor": "none",
+    "figure.facecolor": "none",
+    "axes.labelcolor": INK,
+    "axes.titlecolor": INK,
+    "axes.titlesize": 12.0,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "grid.color": BAND,
+    "grid.linewidth": 0.9,
+    "text.color": INK,
+    "text.parse_math": False,
+    "xtick.color": FAINT,
+    "ytick.color": FAINT,
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
+    "xtick.labelsize": 11.0,
+    "ytick.labelsize": 11.0,
+    "lines.linewidth": 1.8,
+    "figure.dpi": 72,
+    "savefig.dpi": 144,  # of the few parts that are pixels
+}
+
+
+def plotting() -> Any:
+    """matplotlib's figure class, which needs neither a display nor global state."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise MissingResource(
+            "Reports are drawn with matplotlib, which is not installed: "
+            "pip install 'ostinato[report]'"
+        ) from None
+    return Figure
+
+
+@contextmanager
+def canvas(width: float, height: float) -> Iterator[Any]:
+    """A figure in the report's style; width and height in pixels of the page."""
+    make = plotting()
+    import matplotlib
+
+    with matplotlib.rc_context(RC):
+        yield make(figsize=(width / 72, height / 72), layout="constrained")
+
+
+def to_svg(figure: Any, name: str, alt: str) -> str:
+    """The figure as an SVG element for the inside of a page; the same input, the same text."""
+    import matplotlib
+
+    stream = io.StringIO()
+    with matplotlib.rc_context({**RC, "svg.hashsalt": name}):
+        figure.savefig(stream, format="svg", metadata={"Date": None})
+    return clean_svg(stream.getvalue(), alt)
+
+
+def clean_svg(text: str, alt: str) -> str:
+    """Leave out what a page has no use for, and hand the marker colours to the page's theme."""
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->|<style.*?</style>", "", text, flags=re.S)
+    text = re.sub(r'<g id="[a-zA-Z]\w*_\d+">', "<g>", text)  # would repeat from figure to figure
+    text = re.sub(r"; font-family:[^;\"]*|font-family:[^;\"]*;? ?", "", text)
+    text = re.sub(r"font: ([^;\"']*?px) '[^;\"]*", r"font-size: \1", text)
+    text = re.sub(r"\d+\.\d{3,}", lambda found: f"{float(found[0]):.2f}", text)
+    text = text.replace("xlink:href", "href")
+    for colour, variable in _VARIABLES.items():
+        text = text.replace(colour, f"var({variable})")
+    head, body = text.split(">", 1)
+    box = re.search(r'viewBox="[^"]*"', head)
+    safe = alt.replace("&", "&amp;").replace("<", "&lt;").replace('"', "&quot;")
+    start = f'<svg role="img" aria-label="{safe}" {box[0] if box else ""}>'
+    return re.sub(r"\n\s*", "\n", start + body).strip()
+
+
+def shade(index: int) -> str:
+    """The colour of discovered domain `index`; they repeat after the palette's end."""
+    return PALETTE[index % len(PALETTE)]
+
+
+class End(NamedTuple):
+    """A name for the end of a line, or for a point at `at`."""
+
+    value: float
+    name: str
+    colour: str
+    at: float | None = None
+
+
+def spread(wanted: Sequence[float], gap: float) -> list[float]:
+    """Places for labels near where they are wanted, in the same order, `gap` apart.
+
+    >>> spread([1.0, 1.0, 5.0], 1.0)
+    [0.5, 1.5, 5.0]
+    """
+    order = sorted(range(len(wanted)), key=lambda i: wanted[i])
+    groups: list[list[int]] = []
+    centre: list[float] = []
+    for i in order:
+        groups.append([i])
+        centre.append(wanted[i])
+        while len(groups) > 1:
+            room = gap * (len(groups[-2]) + len(groups[-1])) / 2
+            if centre[-1] - centre[-2] >= room:
+                break
+            merged = groups[-2] + groups[-1]
+            groups[-2:], centre[-2:] = [merged], [sum(wanted[j] for j in merged) / len(merged)]
+    result = [0.0] * len(wanted)
+    for members, middle in zip(groups, centre, strict=True):
+        for place, i in enumerate(members):
+            result[i] = middle + gap * (place - (len(members) - 1) / 2)
+    return result
+
+
+def fold(text: str, width: int) -> str:
+    """A name on several lines of at most about `width` characters.
+
+    >>> fold("Ostinato robust, covariance none", 18)
+    'Ostinato robust,\\ncovariance none'
+    """
+    return "\n".join(textwrap.wrap(text, width, break_long_words=False)) or text
+
+
+def label_ends(axes: Any, ends: Sequence[End], width: int = 26) -> None:
+    """Names right of the axes, moved apart where lines meet. Call when limits stand."""
+    axes.figure.draw_without_rendering()
+    low, high = axes.get_ylim()
+    height = axes.get_position().height * axes.figure.get_figheight() * 72
+    texts = [fold(end.name, width) for end in ends]
+    lines = max(text.count("\n") + 1 for text in texts)
+    gap = (13.5 * lines + 2) * (high - low) / height
+    places = spread([end.value for end in ends], gap)
+    lift = max(0.0, low + gap / 2 - min(places))  # names may rise above the axes, not sink below
+    for end, text, place in zip(ends, texts, places, strict=True):
+        axes.annotate(
+            text,
+            xy=(1 if end.at is None else end.at, end.value),
+            xycoords=axes.get_yaxis_transform() if end.at is None else "data",
+            xytext=(1.03, place + lift),
+            textcoords=axes.get_yaxis_transform(),
+            color=end.colour,
+            va="center",
+            fontsize=11,
+            fontweight="bold",
+            linespacing=1.05,
+            annotation_clip=False,
+            arrowprops={
+                "arrowstyle": "-", "color": end.colour, "lw": 0.9, "relpos": (0, 0.5),
+                "shrinkA": 1, "shrinkB": 0 if end.at is None else 5, "alpha": 0.7,
+            },
+        )  # fmt: skip
