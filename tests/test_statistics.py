@@ -15,6 +15,7 @@ from ostinato.checks import small_batches, small_model
 from ostinato.errors import ConfigError, MissingResource
 from ostinato.ops.features import FeatureTaps
 from ostinato.ops.guard import CollapseGuard
+from ostinato.ops.leash import Leash
 from ostinato.ops.losses import (
     confident_entropy,
     entropy_threshold,
@@ -151,22 +152,38 @@ def test_pixels_are_items():
 
 def test_guard_tells_collapse_from_noise_and_remembers():
     generator = torch.Generator().manual_seed(0)
-    guard = CollapseGuard(window=40, tolerance=0.7)
+    guard = CollapseGuard(window=40, tolerance=0.8)
     verdicts = []
     for _ in range(30):
         noisy = torch.rand(10, generator=generator)
         verdicts.append(guard.observe(1, noisy / noisy.sum(), images=10))
     assert verdicts[0] == "learning"
-    assert set(verdicts[4:]) == {"good"}
+    assert "bad" not in verdicts
     collapsed = torch.zeros(10)
     collapsed[0] = 1
-    copy = CollapseGuard(window=40, tolerance=0.7)
+    copy = CollapseGuard(window=40, tolerance=0.8)
     copy.import_state(guard.export_state().clone())
     first = [guard.observe(1, collapsed, 10) for _ in range(10)]
     assert "bad" in first
     assert [copy.observe(1, collapsed, 10) for _ in range(10)] == first
     assert guard.strike(1) == 1
     assert guard.observe(1, collapsed, 10) == "learning"
+
+
+def test_leash_follows_its_formula_and_continues():
+    leash, copy = Leash(slack=0.2, rate=0.5), Leash(slack=0.2, rate=0.5)
+    values = [4.0, 3.0, 3.4, 3.8, 3.0]
+    average, best = values[0], values[0]
+    for value in values:
+        average += 0.5 * (value - average)
+        best = min(best, average)
+        expected = min(max(1 - (average / best - 1) / 0.2, 0), 1)
+        copy.import_state(leash.export_state().clone())
+        given = leash.allow(2, torch.tensor(value))
+        assert float(given) == pytest.approx(expected, abs=1e-5)
+        assert torch.equal(copy.allow(2, torch.tensor(value)), given)
+    leash.forget(2)
+    assert float(leash.allow(2, torch.tensor(100.0))) == 1
 
 
 def test_cosine_and_norm():

@@ -256,10 +256,10 @@ def check_memory(build: Build) -> str | None:
     def size() -> int:
         return sum(t.numel() for t in method.export_state().tensors.values())
 
-    for _ in range(4):
+    for _ in range(8):
         _run(method, batches)
     settled = size()
-    for _ in range(4):
+    for _ in range(3):
         _run(method, batches)
     return None if size() <= settled else f"state grew from {settled} to {size()} numbers"
 

@@ -166,7 +166,7 @@ def _loop(
 
 def _descriptor(method: Method) -> tuple[float, ...]:
     """The batch's mean descriptor, where the method made one that is short enough to keep."""
-    evidence: Any = getattr(method, "_evidence", None)
+    evidence: Any = getattr(method, "evidence", None)
     found = getattr(evidence, "descriptors", None)
     if not isinstance(found, torch.Tensor) or found.shape[-1] > DESCRIPTOR:
         return ()

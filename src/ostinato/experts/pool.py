@@ -262,10 +262,14 @@ class ExpertPool:
         self._known(group).keep(_CPU if self.offload else None)
 
     def rollback(self, group: GroupId) -> bool:
-        """Back to the last snapshot (True), or to the start without effect if there is none."""
+        """Back to the last snapshot (True), or to the start without effect if there is none.
+
+        A snapshot serves once: what went wrong from there is not trusted a second time.
+        """
         found = self._known(group)
         if found.kept is not None:
             found.restore(found.kept)
+            found.kept = None
             return True
         for layer in self.layers.values():
             layer.reset_group(group)

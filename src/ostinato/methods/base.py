@@ -149,6 +149,8 @@ class Method(Persistent, nn.Module):
     def logits(self, batch: Input, pixels: Tensor | None = None) -> Tensor:
         """The model's logits for the batch (or for other pixels), in its label space."""
         logits: Tensor = self.model(batch.pixels if pixels is None else pixels)
+        if logits.ndim > 2 and "segmentation" not in self.info.tasks:
+            raise ConfigError(f"{self.name} is for classification; this model predicts per pixel.")
         return logits if batch.classes is None else logits.index_select(1, batch.classes)
 
     def autocast(self) -> AbstractContextManager[Any]:

@@ -4,9 +4,12 @@ The project's own method (AAAI 2026), with three presets:
 
 - ``paper``: the paper's settings, read literally: entropy of confident predictions, plain
   distance rule, lr 1e-5;
-- ``robust``: the same experts and discriminator; source statistics are aligned, entropy helps
-  with a small weight. The default where source statistics are given;
+- ``robust``: the same experts and discriminator; source statistics are aligned, and entropy helps
+  on a leash: it fades out wherever alignment gets worse. The default where statistics are given;
 - ``source-free``: no statistics; confident entropy at a small rate. The default without.
+
+Weight decay is decoupled (AdamW) in `robust`: as an L2 term under Adam it shrinks the experts as
+fast as they learn.
 
 Every preset is watched: an expert whose predictions lose their diversity rolls back to its last
 good snapshot, and only it and the shared branch are touched. A guard that never fires changes no
@@ -29,8 +32,9 @@ from ostinato.methods.base import Input, Method, MethodConfig, MethodInfo, Objec
 from ostinato.methods.contract import Need
 from ostinato.ops.features import FeatureTaps
 from ostinato.ops.guard import CollapseGuard
+from ostinato.ops.leash import Leash
 from ostinato.ops.losses import EntropyUnit, confident_entropy, entropy_threshold, marginal
-from ostinato.ops.optim import make_optimizer
+from ostinato.ops.optim import OptimizerName, make_optimizer
 from ostinato.ops.statistics import RunningMoments, alignment, check_fits
 from ostinato.registry import METHODS
 from ostinato.types import Decision
@@ -45,12 +49,18 @@ class DualExpertConfig(MethodConfig):
     discriminator: DiscriminatorConfig = Field(
         DiscriminatorConfig(), description="how domains are recognised"
     )
+    optimizer: OptimizerName = Field("adamw", description="adam, adamw or sgd")
     weight_decay: float = Field(0.05, ge=0, description="weight decay")
     alignment: float = Field(1.0, ge=0, description="weight of source-statistics alignment")
     entropy: float = Field(0.2, ge=0, description="weight of confident entropy")
     kappa: float = Field(0.4, gt=0, description="entropy above which a prediction is left out")
     kappa_unit: EntropyUnit = Field("relative", description="kappa times ln C, or kappa in nats")
     weighted: bool = Field(False, description="let the surest predictions lead the entropy")
+    leash: float | None = Field(
+        0.15,
+        gt=0,
+        description="share by which alignment may get worse before entropy has faded out",
+    )
     fill: int = Field(32, ge=2, description="images that alignment's moments should rest on")
     predict: Literal["before", "after"] = Field("before", description="prediction's time")
     max_domains: int | None = Field(None, ge=1, description="bound on kept domains")
@@ -58,7 +68,7 @@ class DualExpertConfig(MethodConfig):
     offload: bool = Field(False, description="keep inactive domains on the CPU")
     guard: bool = Field(True, description="roll collapsing experts back")
     guard_window: int = Field(256, ge=1, description="images a diversity estimate rests on")
-    guard_tolerance: float = Field(0.7, gt=0, lt=1, description="share of diversity to keep")
+    guard_tolerance: float = Field(0.85, gt=0, lt=1, description="share of diversity to keep")
     guard_backoff: float = Field(
         0.3, gt=0, le=1, description="factor on an expert's learning rate after each rollback"
     )
@@ -84,13 +94,14 @@ class DualExpert(Method):
     )
     presets = {
         "paper": {
+            "optimizer": "adam",
             "lr": 1e-5,
             "alignment": 0.0,
             "entropy": 1.0,
             "discriminator": {"correction": False, "threshold": 0.15, "evidence": 1},
         },
-        "robust": {"lr": 1e-3, "alignment": 1.0, "entropy": 0.2},
-        "source-free": {"lr": 1e-5, "alignment": 0.0, "entropy": 1.0},
+        "robust": {"optimizer": "adamw", "lr": 1e-3, "alignment": 1.0, "entropy": 0.2},
+        "source-free": {"optimizer": "adam", "lr": 3e-5, "alignment": 0.0, "entropy": 1.0},
     }
 
     @classmethod
@@ -127,12 +138,15 @@ class DualExpert(Method):
             ),
         )
         self.moments = self.track("moments", RunningMoments(config.fill))
+        self.leash = self.track("leash", Leash(config.leash or 1.0))
         self.guard = self.track("guard", CollapseGuard(config.guard_window, config.guard_tolerance))
+
+    evidence: Evidence  # what the last decision rested on, for records and figures
 
     def route(self, batch: Input) -> Decision:
         """Describe the images, decide, and select (or add) the domain's experts."""
-        self._evidence = self._describe(batch)
-        decision = self.discriminator.decide(self._evidence)
+        self.evidence = self._describe(batch)
+        decision = self.discriminator.decide(self.evidence)
         wanted = decision.per_sample or (decision.domain,)
         for domain in dict.fromkeys(wanted):
             if domain not in self.pool.domains:
@@ -141,20 +155,33 @@ class DualExpert(Method):
         return decision
 
     def objective(self, batch: Input) -> Objective:
-        """Alignment of every group's features, plus the entropy of confident predictions."""
-        config = self.config
+        """Per domain in the batch: alignment of its features, and entropy on a leash."""
         with self.taps:
             logits = self.logits(batch)
-        terms: list[Tensor] = []
-        used: Tensor | int = len(batch)
-        if config.entropy > 0:
-            threshold = entropy_threshold(config.kappa, logits.shape[1], config.kappa_unit)
-            entropy, confident = confident_entropy(logits, threshold, weighted=config.weighted)
-            terms.append(config.entropy * entropy)
-            used = confident if config.alignment == 0 else used
-        if config.alignment > 0:
-            terms.append(config.alignment * self._alignment(len(batch)))
-        return Objective(logits, torch.stack(terms).sum() if terms else None, used)
+        losses: list[Tensor] = []
+        used: list[Tensor] = []
+        for domain, chosen, count in self._groups(len(batch)):
+            mine = logits if chosen is None else logits[chosen]
+            features = [f if chosen is None else f[chosen] for f in self.taps.features]
+            loss, confident = self._loss(domain, mine, features)
+            losses.append(loss * (count / len(batch)))
+            used.append(confident)
+        return Objective(logits, torch.stack(losses).sum(), torch.stack(used).sum())
+
+    def _loss(self, domain: int, logits: Tensor, features: list[Tensor]) -> tuple[Tensor, Tensor]:
+        """One domain's loss, and how many of its predictions take part."""
+        config = self.config
+        threshold = entropy_threshold(config.kappa, logits.shape[1], config.kappa_unit)
+        entropy, confident = confident_entropy(logits, threshold, weighted=config.weighted)
+        if config.alignment == 0:
+            return config.entropy * entropy, confident
+        assert self.statistics is not None
+        distance = alignment(self.moments.blend(domain, features), self.statistics)
+        weight = config.entropy
+        if config.leash is not None:
+            weight = weight * self.leash.allow(domain, distance)
+        total = config.alignment * distance + weight * entropy
+        return total, torch.full_like(confident, len(logits))
 
     def update(self, batch: Input, objective: Objective) -> bool:
         """One step of the shared and of every selected domain's optimizer."""
@@ -168,7 +195,7 @@ class DualExpert(Method):
         assert decision is not None
         if self.config.guard and objective.loss is not None:
             self._watch(objective.logits)
-        self.discriminator.update(self._evidence, decision)
+        self.discriminator.update(self.evidence, decision)
 
     def abort(self, decision: Decision | None) -> None:
         """Take domains out again that a failed batch had brought."""
@@ -231,8 +258,8 @@ class DualExpert(Method):
             self.discriminator.remove(retired.domain)
         else:
             self.discriminator.merge(retired.domain, retired.into)
-        self.moments.forget(retired.domain)
-        self.guard.forget(retired.domain)
+        for kept in (self.moments, self.leash, self.guard):
+            kept.forget(retired.domain)
         self.events.append(f"retired domain {retired.domain}")
 
     def _groups(self, images: int) -> Iterator[tuple[int, Tensor | None, int]]:
@@ -245,15 +272,6 @@ class DualExpert(Method):
             for domain in dict.fromkeys(active):
                 chosen = (owner == domain).nonzero().squeeze(1)
                 yield domain, chosen, len(chosen)
-
-    def _alignment(self, images: int) -> Tensor:
-        assert self.statistics is not None
-        parts = []
-        for domain, chosen, count in self._groups(images):
-            features = [f if chosen is None else f[chosen] for f in self.taps.features]
-            blended = self.moments.blend(domain, features)
-            parts.append(alignment(blended, self.statistics) * (count / images))
-        return torch.stack(parts).sum()
 
     def _slow_down(self) -> None:
         """An expert that went bad learns more slowly ever after, so that it does not go again."""

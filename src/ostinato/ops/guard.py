@@ -14,7 +14,7 @@ from torch import Tensor
 from ostinato.ops.losses import distribution_entropy
 from ostinato.ops.snapshot import State
 
-Verdict = Literal["learning", "good", "bad"]
+Verdict = Literal["learning", "good", "unsure", "bad"]
 
 
 class CollapseGuard:
@@ -34,7 +34,7 @@ class CollapseGuard:
     'bad'
     """
 
-    def __init__(self, window: int = 256, tolerance: float = 0.7) -> None:
+    def __init__(self, window: int = 256, tolerance: float = 0.85) -> None:
         self.window = window
         self.tolerance = tolerance
         self._means: dict[int, Tensor] = {}
@@ -46,6 +46,7 @@ class CollapseGuard:
         """Take in a batch's mean prediction and judge the group."""
         marginal = marginal.detach()
         known = self._means.get(group)
+        known = known if known is None else known.to(marginal.device)  # a loaded one is elsewhere
         if known is None or known.shape != marginal.shape:  # another label space starts afresh
             self._means[group], self._seen[group] = marginal, images
             self._best.pop(group, None)
@@ -58,7 +59,11 @@ class CollapseGuard:
             return "learning"
         diversity = float(distribution_entropy(self._means[group]))
         self._best[group] = max(diversity, self._best.get(group, 0.0))
-        return "good" if diversity >= self.tolerance * self._best[group] else "bad"
+        share = diversity / max(self._best[group], 1e-12)
+        if share < self.tolerance:
+            return "bad"
+        # Half-way down is no state to come back to.
+        return "good" if share >= (1 + self.tolerance) / 2 else "unsure"
 
     def strike(self, group: int) -> int:
         """Count a rollback and start watching anew; returns how many there were."""

@@ -139,9 +139,9 @@ class RunningMoments:
         kept: tuple[list[Tensor], list[Tensor]] = ([], [])
         for index, feature in enumerate(features):
             first, second = feature.mean(0), feature.square().mean(0)
-            if past:
-                first = share * first + (1 - share) * firsts[index]
-                second = share * second + (1 - share) * seconds[index]
+            if past:  # a loaded past may still be on another device
+                first = share * first + (1 - share) * firsts[index].to(first.device)
+                second = share * second + (1 - share) * seconds[index].to(first.device)
             total = past + images
             unbiased = total / max(total - 1, 1)
             # The small floor keeps the root's gradient finite where there is no spread at all.
