@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from ostinato.api import adapt, collect_statistics, prepare
-from ostinato.bench.models import check_model, load_model
+from ostinato.bench.models import OWN, check_model, load_model
+from ostinato.bench.mosaic import MOSAIC
 from ostinato.bench.small import EMBEDDED, TUNE, stand_in
 from ostinato.bench.spec import Spec
 from ostinato.data.datasets.base import Dataset, open_dataset
@@ -128,14 +129,14 @@ def check_spec(spec: Spec) -> MethodConfig:
         hint = _other_preset(kind, "source statistics")
         raise ConfigError(
             f"{spec.label} needs source statistics: set statistics to a file or to a number of "
-            f"clean images (300 are good){', to embedded' * (spec.model == EMBEDDED)}{hint}."
+            f"clean images (300 are good){', to embedded' * (spec.model in OWN)}{hint}."
         )
     if "prepared file" in kind.needs(config) and spec.prepared is None:
         raise ConfigError(
             f"{spec.label} has to be prepared on clean images: set prepared to a file or to a "
             "number of images (500 are good)."
         )
-    if spec.statistics == EMBEDDED != spec.model:
+    if spec.statistics == EMBEDDED and spec.model not in OWN:
         raise ConfigError("The embedded statistics are the embedded model's; count images instead.")
     for key in ("statistics", "prepared"):
         value = getattr(spec, key)
@@ -296,13 +297,13 @@ def _picture(dataset: Dataset, index: int) -> str:
 
 
 def _clean_dataset(spec: Spec) -> Dataset:
-    name = spec.clean or (TUNE if spec.model == EMBEDDED else None)
+    name = spec.clean or {EMBEDDED: TUNE, MOSAIC: MOSAIC}.get(spec.model)
     if name is None:
         raise MissingResource(
             "Statistics and preparation take clean images: set clean to a data set, such as "
             "imagenet-val."
         )
-    if name in (EMBEDDED, TUNE):
+    if name in (EMBEDDED, TUNE, MOSAIC):
         return stand_in(name)
     roots = None if spec.roots == EMBEDDED else spec.roots
     name, colon, split = name.partition(":")

@@ -8,18 +8,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ostinato.bench.mosaic import MOSAIC, mosaic_model
 from ostinato.bench.small import EMBEDDED
 from ostinato.bench.spec import Spec
 from ostinato.errors import ConfigError, DataError, did_you_mean
 
 RANDOM = "random"
+OWN = (EMBEDDED, MOSAIC)
+"""Models inside the package."""
 
 
 def check_model(spec: Spec) -> None:
     """Refuse a model or a checkpoint that does not exist, before anything is built."""
     if spec.weights not in (None, RANDOM) and not Path(str(spec.weights)).exists():
         raise ConfigError(f"There is no checkpoint {spec.weights}. {_nearest(str(spec.weights))}")
-    if spec.model == EMBEDDED:
+    if spec.model in OWN:
         if spec.weights is not None:
             raise ConfigError("The embedded model has its own weights: leave weights out.")
         return
@@ -29,7 +32,7 @@ def check_model(spec: Spec) -> None:
 
     architecture = spec.model.partition(".")[0]
     if not timm.is_model(architecture):
-        hint = did_you_mean(spec.model, [EMBEDDED, *timm.list_models(f"{architecture[:3]}*")])
+        hint = did_you_mean(spec.model, [*OWN, *timm.list_models(f"{architecture[:3]}*")])
         raise ConfigError(f"There is no model {spec.model!r}. {hint[:400]}")
     tagged = timm.list_pretrained(f"{architecture}.*") if "." in spec.model else [spec.model]
     if spec.model not in tagged:
@@ -42,13 +45,15 @@ def load_model(spec: Spec) -> nn.Module:
         from ostinato.data.embedded import embedded_model
 
         return embedded_model(spec.device)
+    if spec.model == MOSAIC:
+        return mosaic_model(spec.device)
     model = _hugging_face(spec) if "/" in spec.model else _timm(spec)
     return model.eval().to(spec.device)
 
 
 def weights_name(spec: Spec) -> str:
     """How tables call the weights."""
-    if spec.model == EMBEDDED:
+    if spec.model in OWN:
         return "vit_cifar10"
     if spec.weights is None:
         return spec.model.partition(".")[2] or "default"

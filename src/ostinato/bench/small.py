@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ostinato.bench.mosaic import MOSAIC, clear_mosaics, weather_mosaics
 from ostinato.data.datasets.array import ArrayDataset
 from ostinato.data.datasets.base import Dataset
 from ostinato.data.datasets.imagenet_v2 import VARIANTS
@@ -113,6 +114,8 @@ _MAKERS: dict[str, Callable[[], Dataset]] = {
     "imagenet-a": lambda: _look("imagenet-a", hidden, 150, part=True),
     "imagenet-r": lambda: _look("imagenet-r", rendition, 600, part=True),
     "imagenet-sketch": lambda: _look("imagenet-sketch", sketch, 1000, part=False),
+    "acdc": weather_mosaics,
+    MOSAIC: clear_mosaics,
 }
 
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
+from ostinato.bench.mosaic import MOSAIC, MOSAIC_NOTE
 from ostinato.bench.printed import printed
 from ostinato.bench.small import LOOKS_NOTE, STAND_IN_NOTE
 from ostinato.bench.spec import SEEDS
@@ -159,8 +160,8 @@ ACDC = Part(
     },
     {
         **EMBEDDED,
-        "model": "embedded-mosaic",
-        "prepared": 200,
+        "model": MOSAIC,
+        "prepared": 150,
         "batch_size": 1,
         "seeds": SEEDS,
         "stream": "recurring",
@@ -298,7 +299,7 @@ for _table in (
     _benchmark(CIFAR100_C, "cifar100-c", "cifar100-c"),
     _benchmark(IMAGENET_PLUS, "imagenet-plus", "imagenet-c", (LOOKS_NOTE,)),
     _benchmark(IMAGENET_PLUS_PLUS, "imagenet-plus-plus", "imagenet-c", (LOOKS_NOTE,)),
-    _benchmark(ACDC, "acdc", "acdc"),
+    _benchmark(ACDC, "acdc", "acdc", (MOSAIC_NOTE,)),
     _EXPERTS,
     _FDD,
     _DESCRIPTOR,

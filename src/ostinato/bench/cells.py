@@ -1,0 +1,82 @@
+"""From runs and printed rows to the cells of a table."""
+
+from __future__ import annotations
+
+import statistics as stats
+from collections.abc import Sequence
+
+from ostinato.bench.forgetting import gain
+from ostinato.bench.printed import Row, printed
+from ostinato.bench.render import TableRow, Value
+from ostinato.bench.summary import Summary
+from ostinato.bench.tables import Measure, Table
+
+
+def value(column: Measure, runs: Sequence[Summary], reference: Sequence[Summary]) -> Value:
+    """Mean and spread of a column over a row's runs."""
+    numbers = []
+    for at, summary in enumerate(runs):
+        base = reference[at] if at < len(reference) else None
+        number = measure(column, summary, base)
+        if number is not None:
+            numbers.append(number)
+    if not numbers:
+        return Value()
+    spread = stats.stdev(numbers) if len(numbers) > 1 else None
+    digits = 0 if column.kind == "speed" else 1
+    if column.kind == "speed":
+        spread = None
+    return Value(value=stats.mean(numbers), spread=spread, digits=digits)
+
+
+def measure(column: Measure, summary: Summary, reference: Summary | None) -> float | None:
+    """One column of one run."""
+    kind, routing = column.kind, summary.routing
+    if kind == "score":
+        cells = {(c.round, c.domain): c.value for c in summary.cells}
+        return cells.get((column.round or 0, column.domain))
+    if kind == "round mean":
+        means = {r.round: r.by_images for r in summary.rounds}
+        return means.get(column.round or 0)
+    if kind == "gain":
+        return gain(summary.mean, reference.mean, summary.metric) if reference else None
+    if kind == "diff":
+        return summary.mean - reference.mean if reference else None
+    if kind in ("purity", "ami"):
+        return None if routing is None else 100.0 * float(getattr(routing, kind))
+    if kind == "delay":
+        return None if routing is None else routing.delay
+    found = summary.domains_found
+    plain: dict[str, float | None] = {
+        "mean": summary.mean,
+        "accuracy": 100.0 - summary.mean,
+        "by domains": summary.mean_by_domains,
+        "rf": summary.rf,
+        "count": None if found is None else float(found),
+        "ece": summary.calibration_error,
+        "speed": summary.cost.images_per_second,
+    }
+    return plain[kind]
+
+
+def printed_row(table: Table, row: Row) -> TableRow:
+    """A row of the paper, in the columns of the measured table."""
+    known = {}
+    for place, printed_cell in zip(printed(table.name).columns, row.cells, strict=True):
+        known[place.heading, str(place.kind), place.round] = printed_cell
+    values = []
+    for column in table.columns:
+        cell = known.get((column.heading, column.kind, column.round))
+        values.append(
+            Value()
+            if cell is None or not cell.text
+            else Value(value=cell.value, text=cell.text, note=cell.note)
+        )
+    source = "elsewhere" if row.origin == "elsewhere" else "the paper"
+    note = row.note if row.origin == "paper" else f"Printed {source}. {row.note}".strip()
+    facts = {"Help": ", ".join(row.needs), "Predicts": row.predicts}
+    if table.name not in ("acdc", "cifar100-c"):
+        facts |= {"Model": "vit_base_patch16_224", "Input": "raw [0, 1]"}
+    return TableRow(
+        label=row.method, origin="printed", values=tuple(values), facts=facts, note=note
+    )

@@ -1,0 +1,244 @@
+"""Tables from runs: the cells equal what the records give, and rows that cannot run are told."""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from ostinato import cli
+from ostinato.bench import assemble, small
+from ostinato.bench.assemble import Request, build_table, choose, spec_of
+from ostinato.bench.cells import measure
+from ostinato.bench.job import check_spec, open_stream
+from ostinato.bench.printed import printed
+from ostinato.bench.results import RunFolder
+from ostinato.bench.tables import METHODS_FULL, Measure, Table, Variant
+from ostinato.data.imagenet_plus import ORDERS
+from ostinato.errors import OstinatoError
+from ostinato.registry import METHODS, TABLES
+
+NAMES = (
+    *("imagenet-c", "cifar100-c", "imagenet-plus", "imagenet-plus-plus", "acdc", "parameters"),
+    *("ablation-experts", "ablation-fdd", "ablation-descriptor"),
+)
+QUIET = Console(quiet=True)
+TINY = {"batch_size": 8, "data": {"limit": 8}}
+
+
+def test_every_table_of_the_paper_is_there() -> None:
+    assert set(NAMES) == set(TABLES.names())
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("scale", ["full", "small"])
+def test_every_row_of_every_table_has_a_valid_spec(name: str, scale: Any) -> None:
+    table: Table = TABLES[name]
+    methods = () if table.variants else ("source", "tent", "dual_expert:paper")
+    changes = {"model": "test_vit", "weights": "random"} if scale == "full" else {}
+    request = Request(scale=scale, methods=methods, changes=changes)
+    variants, skipped = choose(table, request)
+    assert skipped == []
+    for variant in variants:
+        for part in table.parts:
+            spec = spec_of(table, part, variant, request)
+            check_spec(spec)
+            assert spec.seeds == (2025, 2026, 2027)
+            assert spec.batch_size == (1 if name == "acdc" else 50)
+
+
+def test_the_paper_s_own_setting_is_the_literature_s() -> None:
+    for name in ("imagenet-c", "imagenet-plus", "imagenet-plus-plus"):
+        full = TABLES[name].parts[0].full
+        assert full["model"] == "vit_base_patch16_224.augreg_in21k_ft_in1k"
+        assert full["normalize"] == "none"
+    assert TABLES["cifar100-c"].parts[0].full["data"]["transform"] == "resize384-bilinear"
+    acdc = TABLES["acdc"].parts[0].full
+    assert (acdc["batch_size"], acdc["data"]["rounds"]) == (1, 3)
+    request = Request(scale="full", changes={"model": "test_vit", "weights": "random"})
+    rates = {}
+    for name in ("imagenet-c", "cifar100-c", "imagenet-plus", "imagenet-plus-plus", "acdc"):
+        variant = Variant("ours", "dual_expert", "paper", cosine=True)
+        spec = spec_of(TABLES[name], TABLES[name].parts[0], variant, request)
+        rates[name] = check_spec(spec).lr
+    assert list(rates.values()) == [1e-5, 1e-5, 5e-4, 5e-4, 3e-4]
+
+
+def test_measured_cells_are_those_of_the_records(tmp_path: Path) -> None:
+    request = Request(
+        methods=("source", "tent"), seeds=(1, 2), changes=TINY, out=tmp_path, command="typed"
+    )
+    result = build_table("imagenet-c", request, QUIET)
+    folders = [RunFolder.open(path) for path in sorted(tmp_path.iterdir())]
+    assert len(folders) == 4
+    source = [f for f in folders if f.spec["method"] == "source"]
+    means = []
+    for folder in source:
+        wrong = [hit == "0" for record in folder.records() for hit in record.hits]
+        means.append(100 * sum(wrong) / len(wrong))
+    names = [str(h) for h in result.headings]
+    row = result.rows[0]
+    mean = row.values[names.index("Mean")]
+    assert mean.value == pytest.approx(statistics.mean(means))
+    assert mean.spread == pytest.approx(statistics.stdev(means))
+    fog = row.values[names.index("Fog")]
+    errors = [
+        100 * sum(hit == "0" for r in f.records() if r.domain == "fog" for hit in r.hits) / 8
+        for f in source
+    ]
+    assert fog.value == pytest.approx(statistics.mean(errors))
+    assert row.values[names.index("Gain")].value == 0
+    assert row.facts == {
+        "Model": "embedded",
+        "Weights": "vit_cifar10",
+        "Input": "normalised",
+        "Images": "120",
+        "Seeds": "1, 2",
+        "Help": "none",
+        "Predicts": "before",
+    }
+    assert result.command == "typed"
+
+
+def test_printed_rows_stand_as_printed_with_their_notes(tmp_path: Path) -> None:
+    request = Request(methods=("source",), seeds=(1,), changes=TINY, out=tmp_path)
+    result = build_table("imagenet-c", request, QUIET)
+    marked = [row for row in result.rows if row.origin == "printed"]
+    assert [row.label for row in marked] == [row.method for row in printed("imagenet-c").rows]
+    names = [str(h) for h in result.headings]
+    pseudo = next(row for row in marked if row.label == "Pseudo-label")
+    cell = pseudo.values[names.index("Mean")]
+    assert (str(cell), cell.note) == ("61.2", "Its own cells give 66.8.")
+
+
+def test_a_table_does_not_run_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    request = Request(methods=("source",), seeds=(1,), changes=TINY, out=tmp_path)
+    first = build_table("imagenet-c", request, QUIET)
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    second = build_table("imagenet-c", request, QUIET)
+    assert first == second
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+
+
+def test_rows_that_cannot_run_are_left_out_of_the_usual_list_and_refused_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(assemble, "METHODS_FULL", ("source", "not_yet"))
+    request = Request(seeds=(1,), changes=TINY, out=tmp_path)
+    result = build_table("imagenet-c", request, QUIET)
+    assert [row.label for row in result.rows if row.origin == "measured"] == ["Source"]
+    assert "Left out: not_yet (not registered)." in result.notes
+    with pytest.raises(OstinatoError, match="Did you mean 'tent'"):
+        build_table("imagenet-c", Request(methods=("tnet",), out=tmp_path), QUIET)
+
+
+def test_all_means_every_registered_method_once() -> None:
+    rows = assemble._candidates(TABLES["imagenet-c"], Request(methods=("all",)))
+    assert {row.method for row in rows} >= set(METHODS.names())
+    assert [r.method for r in rows[-2:]] == ["dual_expert", "dual_expert"]
+    assert len(rows) == len({(row.method, row.preset) for row in rows})
+    assert METHODS_FULL[0] == "source"
+
+
+def test_ablations_differ_in_what_they_ablate_and_refuse_methods() -> None:
+    table = TABLES["ablation-fdd"]
+    request = Request()
+    settings = [
+        spec_of(table, table.parts[0], v, request).settings for v in choose(table, request)[0]
+    ]
+    assert [s.get("discriminator") for s in settings] == [
+        {"kind": "oracle"},
+        {"kind": "confidence-jump"},
+        {"covariance": "none"},
+        {"kind": "random"},
+        {"update": "ema"},
+        None,
+    ]
+    labels = [v.label for v in table.variants]
+    assert labels == [row.method for row in printed("ablation-fdd").rows]
+    with pytest.raises(OstinatoError, match="rows of its own"):
+        choose(table, Request(methods=("tent",)))
+
+
+def test_small_crs_streams_have_the_structure_of_the_paper_s() -> None:
+    table = TABLES["imagenet-plus"]
+    spec = spec_of(table, table.parts[0], Variant("s", "source"), Request())
+    stream = open_stream(spec)
+    assert stream.domains == ORDERS["text"]
+    assert stream.rounds == 3
+    assert [len(s) for s in stream.segments[:4]] == [600, 150, 600, 1000]
+    other = TABLES["imagenet-plus-plus"]
+    spec = spec_of(other, other.parts[0], Variant("s", "source"), Request())
+    stream = open_stream(spec)
+    thirds = [s for s in stream.segments if s.name == "imagenet-r"]
+    seen = [set(s.where.tolist()) for s in thirds]
+    assert len(seen) == 3
+    assert set.union(*seen) == set(range(600))
+    assert sum(map(len, seen)) == 600
+    assert stream[4 if len(stream.segments[0]) == 200 else 0].classes is not None
+
+
+def test_stand_ins_look_different_and_two_have_a_part_of_the_classes() -> None:
+    parts = {name: small.stand_in(name) for name in ORDERS["text"]}
+    assert [p.num_classes for p in parts.values()] == [10, 5, 5, 10]
+    assert all(p.outputs == 10 for p in parts.values())
+    images, labels, _ = small.embedded_images("test")
+    kept = [i for i, y in enumerate(labels.tolist()) if y in small.PART]
+    second = parts["imagenet-a"]
+    assert second.classes is not None
+    assert [int(second.classes[second.label(n)]) for n in range(50)] == [
+        int(labels[i]) for i in kept[:50]
+    ]
+    sketch = parts["imagenet-sketch"].image(0)
+    assert bool((sketch[0] == sketch[1]).all())  # no colour
+    assert sketch.float().mean() > images[0].float().mean()
+
+
+def test_measures_without_a_value_stay_empty(tmp_path: Path) -> None:
+    request = Request(methods=("source",), seeds=(1,), changes=TINY, out=tmp_path)
+    build_table("imagenet-c", request, QUIET)
+    summary = RunFolder.open(next(tmp_path.iterdir())).summary()
+    for kind in ("count", "rf", "purity", "delay", "diff", "gain"):
+        assert measure(Measure(kind, kind), summary, None) is None
+    assert measure(Measure("x", "score", domain="nowhere", round=0), summary, None) is None
+    accuracy = measure(Measure("x", "accuracy"), summary, None)
+    assert accuracy == pytest.approx(100 - summary.mean)
+
+
+def test_segmentation_runs_through_the_same_table(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    changes = ["--set", "data.limit=2", "data.rounds=2"]
+    place = ["--out", str(tmp_path / "runs"), "--save", str(tmp_path / "saved")]
+    cli.main(["table", "acdc", "--methods", "source", "--seeds", "1", *changes, *place])
+    shown = capsys.readouterr().out
+    assert "mIoU" in shown
+    folder = RunFolder.open(next((tmp_path / "runs").iterdir()))
+    short = folder.summary()
+    assert short.metric == "miou"
+    assert 20 < short.mean <= 100
+    assert {c.domain for c in short.cells} == {"fog", "night", "rain", "snow"}
+    assert all(r.counted == 6 * 30 * 30 for r in folder.records())
+    assert len(list((tmp_path / "saved").iterdir())) == 4
+
+
+def test_parameters_count_what_is_added_and_trained() -> None:
+    request = Request(methods=("source", "tent", "dual_expert:paper"))
+    result = build_table("parameters", request, QUIET)
+    none, tent, ours = (row.values for row in result.rows[:3])
+    assert [v.value for v in none] == [0, 0, 0, 0]
+    assert tent[0].value == 0
+    # Six FFNs of width 128: a mixture of two experts with its router, shared and seven domains.
+    shared, domain = (6 * (2 * 2 * 128 * r + 2 * 128) for r in (32, 16))
+    assert ours[2].value == pytest.approx((shared + 7 * domain) / 1e6, rel=0.02)
+    assert ours[3].value == pytest.approx((shared + domain) / 1e6, rel=0.02)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_every_small_table_runs(name: str, tmp_path: Path) -> None:
+    result = build_table(name, Request(seeds=(2025,), out=tmp_path), QUIET)
+    assert sum(row.origin == "measured" for row in result.rows) >= 3
