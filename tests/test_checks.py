@@ -8,6 +8,7 @@ from torch import nn
 
 from ostinato.checks import check_method
 from ostinato.methods.base import Input, Method, MethodInfo, Objective
+from ostinato.ops.snapshot import State
 from ostinato.registry import METHODS
 
 
@@ -83,6 +84,28 @@ def test_suite_notices_untracked_state(broken):
     problems = failed(broken(Forgetful))
     assert "Reset is exact" in problems
     assert "Save, load and go on gives the same bits as going on" in problems
+
+
+def test_suite_notices_state_that_grows_with_every_batch(broken):
+    class Hoarder(Method):
+        name = "hoarder"
+        info = INFO
+
+        def configure(self) -> None:
+            self.seen = self.track("seen", Hoard())
+
+        def objective(self, batch: Input) -> Objective:
+            self.seen.tensors[str(len(self.seen.tensors))] = batch.pixels[0].clone()
+            return super().objective(batch)
+
+    class Hoard(State):
+        def export_state(self) -> State:
+            return State(dict(self.tensors))
+
+        def import_state(self, state: State) -> None:
+            self.tensors = dict(state.tensors)
+
+    assert failed(broken(Hoarder)) == ["Memory stays bounded when the same domains return"]
 
 
 def test_a_new_method_is_one_class(broken):

@@ -261,7 +261,8 @@ def check_memory(build: Build) -> str | None:
     settled = size()
     for _ in range(3):
         _run(method, batches)
-    return None if size() <= settled else f"state grew from {settled} to {size()} numbers"
+    # Snapshots and buffers come and go; what is kept for every batch adds up to far more.
+    return None if size() <= 1.25 * settled else f"state grew from {settled} to {size()} numbers"
 
 
 def check_unwrap(build: Build) -> str | None:
