@@ -46,7 +46,8 @@ def test_every_row_of_every_table_has_a_valid_spec(name: str, scale: Any) -> Non
         for part in table.parts:
             spec = spec_of(table, part, variant, request)
             check_spec(spec)
-            assert spec.seeds == (2025, 2026, 2027)
+            once = name == "acdc" and scale == "small"
+            assert spec.seeds == ((2025,) if once else (2025, 2026, 2027))
             assert spec.batch_size == (1 if name == "acdc" else 50)
 
 
@@ -169,16 +170,18 @@ def test_small_crs_streams_have_the_structure_of_the_paper_s() -> None:
     stream = open_stream(spec)
     assert stream.domains == ORDERS["text"]
     assert stream.rounds == 3
-    assert [len(s) for s in stream.segments[:4]] == [600, 150, 600, 1000]
+    assert [len(s) for s in stream.segments[:4]] == [300, 75, 300, 500]
     other = TABLES["imagenet-plus-plus"]
     spec = spec_of(other, other.parts[0], Variant("s", "source"), Request())
     stream = open_stream(spec)
     thirds = [s for s in stream.segments if s.name == "imagenet-r"]
     seen = [set(s.where.tolist()) for s in thirds]
     assert len(seen) == 3
-    assert set.union(*seen) == set(range(600))
-    assert sum(map(len, seen)) == 600
-    assert stream[4 if len(stream.segments[0]) == 200 else 0].classes is not None
+    assert set.union(*seen) == set(range(300))
+    assert sum(map(len, seen)) == 300
+    assert stream[0].classes is None
+    assert stream[2].domain == "imagenet-a"
+    assert stream[2].classes.tolist() == list(small.PART)
 
 
 def test_stand_ins_look_different_and_two_have_a_part_of_the_classes() -> None:

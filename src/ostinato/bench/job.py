@@ -88,14 +88,19 @@ class Job:
         if folder is not None and (folder / PREPARED).is_file():
             return load_state(folder / PREPARED)[0]
         images, labels = self._clean(int(given or 0))
-        return prepare(
-            self.model,
-            spec.method,
-            images.to(spec.device),
-            labels.to(spec.device),
-            normalize=spec.normalize,
-            **self.config.model_dump(),
-        )
+        try:
+            return prepare(
+                self.model,
+                spec.method,
+                images.to(spec.device),
+                labels.to(spec.device),
+                normalize=spec.normalize,
+                **self.config.model_dump(),
+            )
+        except RuntimeError as error:  # shapes that the method does not expect of a model
+            raise ConfigError(
+                f"{spec.method} cannot be prepared on {spec.model}: {str(error)[:160]}"
+            ) from error
 
     def _clean(self, count: int) -> tuple[Tensor, Tensor]:
         """Clean images and labels, none of which the stream shows."""

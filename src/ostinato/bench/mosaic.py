@@ -19,6 +19,7 @@ from ostinato.data.splits import stable_hash
 
 ROWS, COLUMNS = 2, 3
 PICTURES = 25
+"""Of each weather."""
 WEATHERS = {
     "fog": "driving_fog",
     "night": "driving_night",

@@ -76,7 +76,7 @@ def _whole(name: str, split: str) -> Dataset:
 
 def _v2() -> Dataset:
     images, labels, _ = embedded_images("test")
-    third = 200
+    third = 100
     parts = [images[n * third : (n + 1) * third] for n in range(len(VARIANTS))]
     shades = (0.8, 1.0, 0.9)
     pictures = [_pixels(p, partial(dimmed, share=s)) for p, s in zip(parts, shades, strict=True)]
@@ -111,9 +111,9 @@ _MAKERS: dict[str, Callable[[], Dataset]] = {
     "imagenet-c": lambda: _whole("imagenet-c", "test"),
     "cifar100-c": lambda: _whole("cifar100-c", "test"),
     "imagenet-v2": _v2,
-    "imagenet-a": lambda: _look("imagenet-a", hidden, 150, part=True),
-    "imagenet-r": lambda: _look("imagenet-r", rendition, 600, part=True),
-    "imagenet-sketch": lambda: _look("imagenet-sketch", sketch, 1000, part=False),
+    "imagenet-a": lambda: _look("imagenet-a", hidden, 75, part=True),
+    "imagenet-r": lambda: _look("imagenet-r", rendition, 300, part=True),
+    "imagenet-sketch": lambda: _look("imagenet-sketch", sketch, 500, part=False),
     "acdc": weather_mosaics,
     MOSAIC: clear_mosaics,
 }

@@ -163,9 +163,9 @@ ACDC = Part(
         "model": MOSAIC,
         "prepared": 150,
         "batch_size": 1,
-        "seeds": SEEDS,
+        "seeds": SEEDS[:1],  # fourteen views of every picture take their time on a CPU
         "stream": "recurring",
-        "data": {"dataset": "acdc", "rounds": 3, "limit": 25},
+        "data": {"dataset": "acdc", "rounds": 3, "limit": 10},
     },
     rates={PAPER: 3e-4},
 )
