@@ -104,6 +104,21 @@ def test_measured_cells_are_those_of_the_records(tmp_path: Path) -> None:
     assert result.command == "typed"
 
 
+def test_a_table_of_one_round_run_over_several_shows_rounds_and_rf(tmp_path: Path) -> None:
+    changes = {"batch_size": 4, "stream": "recurring", "data": {"limit": 4, "rounds": 2}}
+    request = Request(methods=("source",), seeds=(1,), changes=changes, out=tmp_path)
+    result = build_table("imagenet-c", request, QUIET)
+    names = [str(h) for h in result.headings]
+    assert names[0] == "R1 Gaussian"
+    assert names[15:19] == ["R1 Mean", "R2 Mean", "Mean", "Gain"]
+    assert names[-1] == "RF"
+    row = result.rows[0].values
+    assert row[-1].value == 0  # a frozen model forgets nothing
+    assert row[15].value == row[16].value == row[17].value
+    ours = next(r for r in result.rows if r.origin == "printed" and r.label == "Ours")
+    assert (str(ours.values[0]), str(ours.values[15]), str(ours.values[17])) == ("47.7", "", "40.2")
+
+
 def test_printed_rows_stand_as_printed_with_their_notes(tmp_path: Path) -> None:
     request = Request(methods=("source",), seeds=(1,), changes=TINY, out=tmp_path)
     result = build_table("imagenet-c", request, QUIET)

@@ -21,6 +21,7 @@ from ostinato.bench.summary import Summary
 from ostinato.bench.tables import (
     METHODS_ACDC,
     METHODS_FULL,
+    Measure,
     Part,
     Scale,
     Table,
@@ -71,7 +72,7 @@ def build_table(name: str, request: Request, console: Console | None = None) -> 
     variants = [v for v in variants if v.label not in failed]
     skipped += [_left_out(label, error) for label, error in failed.items()]
     columns = [m for m in table.columns if m.kind != "gain" or _reference(table, variants)]
-    table = replace(table, columns=tuple(columns))
+    table = replace(table, columns=_with_rounds(columns, found))
     rows = [_measured(table, v, found, request, variants) for v in variants]
     return _result(table, request, rows, skipped)
 
@@ -201,6 +202,18 @@ def _run_all(
                     continue
                 found.setdefault((variant.label, part.name), []).append(folder.summary())
     return found, failed
+
+
+def _with_rounds(columns: Sequence[Measure], found: Found) -> tuple[Measure, ...]:
+    """Where a table of one round was run over several, show each round's mean and RF as well."""
+    rounds = max(len(summary.rounds) for runs in found.values() for summary in runs)
+    scores = [m for m in columns if m.kind == "score"]
+    if rounds < 2 or not scores or any(m.kind == "rf" for m in columns):
+        return tuple(columns)
+    first = [replace(m, group="R1") for m in scores]
+    means = [Measure("Mean", "round mean", f"R{n + 1}", round=n) for n in range(rounds)]
+    rest = [m for m in columns if m.kind != "score"]
+    return (*first, *means, *rest, Measure("RF", "rf"))
 
 
 def _reference(table: Table, variants: Sequence[Variant]) -> str | None:
