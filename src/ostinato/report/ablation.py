@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ostinato.bench.forgetting import higher_is_better
 from ostinato.report.figure import Data, Figure, Missing, Part, rounded
-from ostinato.report.over_time import WORDS
+from ostinato.report.over_time import WORDS, heading
 from ostinato.report.runs import Run, Variant
 from ostinato.report.spectra import descriptor_of
 from ostinato.report.style import canvas, to_svg
@@ -60,7 +60,7 @@ def descriptor_ablation(variants: Sequence[Variant]) -> list[Part]:
         Figure(
             name,
             title,
-            f"{word[0].upper()}{word[1:]} of runs that differ in the descriptor alone; one dot per "
+            f"{heading(word)} of runs that differ in the descriptor alone; one dot per "
             "seed. The axis does not start at zero.",
             alt,
             svg,

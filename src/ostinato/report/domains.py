@@ -76,7 +76,8 @@ def _timeline(variant: Variant, place: int) -> Figure:
     explained = (
         "Each bar is a discovered domain while it was active; a star marks the batch that opened "
         "it. Where a domain returns, its bar should return in the same row. Below: distance of "
-        "each batch to the nearest known domain; above the threshold it counts as new."
+        "each batch to the nearest known domain (logarithmic far above the threshold); above the "
+        "threshold it counts as new."
     )
     caption = explained if place == 0 else ""
     if measured is not None:
@@ -160,11 +161,24 @@ def _draw_distances(axes: Any, records: Sequence[Record]) -> None:
     top = max([y for _, y in known] + [limit or 0.0])
     low = min([y for _, y in known] + [0.0])
     if limit is not None and top > 4 * limit:  # linear around the threshold, log far above it
-        axes.set_yscale("symlog", linthresh=2 * limit, linscale=2)
-    axes.set_ylim(low - 0.04 * (top - low) * (top <= 4 * (limit or top)), top * 1.2 + 1e-9)
+        _stretch(axes, limit, top)
+        axes.set_ylim(1.1 * low, 2 * top)
+    else:
+        axes.set_ylim(low - 0.04 * (top - low), 1.1 * top + 1e-9)
     axes.grid(axis="y")
     axes.set_ylabel("distance")
     axes.set_xlabel("batch")
+
+
+def _stretch(axes: Any, limit: float, top: float) -> None:
+    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+    axes.set_yscale("symlog", linthresh=2 * limit, linscale=2)
+    tens = [10.0**power for power in range(-6, 9)]
+    marks = [0.0, *(value for value in tens if 2 * limit < value <= top * 1.2)]
+    axes.yaxis.set_major_locator(FixedLocator(marks))
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
 
 
 def pool_growth(variants: Sequence[Variant]) -> list[Part]:

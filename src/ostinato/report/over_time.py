@@ -18,6 +18,17 @@ from ostinato.report.timeline import Visit, by_stream, draw_visits, longest, vis
 
 WORDS: dict[Metric, str] = {"error": "error", "accuracy": "accuracy", "miou": "mIoU"}
 
+TOTAL = "total"
+
+
+def heading(word: str) -> str:
+    """A metric's name where a sentence begins.
+
+    >>> heading("error"), heading("mIoU")
+    ('Error', 'mIoU')
+    """
+    return word if word == "mIoU" else word.capitalize()
+
 
 def score(records: Sequence[Record], metric: Metric) -> float:
     """The score of a few batches together, in percent."""
@@ -86,7 +97,7 @@ def _over_time(group: Sequence[Variant], ending: str) -> Figure:
     better = "higher" if higher_is_better(metric) else "lower"
     return Figure(
         name,
-        f"{word[0].upper()}{word[1:]} over time",
+        f"{heading(word)} over time",
         f"Above: running {word} within each visit of a domain; {better} is better. Bands are "
         f"domains, vertical lines begin a round. Below: {lower} since the stream began; the number "
         "after a name is the mean over the whole stream."
@@ -142,25 +153,26 @@ def so_far(records: Sequence[Record], metric: Metric) -> list[float]:
 
 def _draw_total(axes: Any, variant: Variant, frozen: Variant | None, metric: Metric) -> End:
     """The mean so far, or what it gains over the source model's run of the same seed."""
+    twins = {} if frozen is None else {run.seed: run for run in frozen.runs}
+    paired = [run for run in variant.runs if run.seed in twins] or list(variant.runs)
     curves = []
-    for run in variant.runs:
+    for run in paired:
         curve = np.array(so_far(run.records, metric))
         if frozen is not None:
-            twin = next((r for r in frozen.runs if r.seed == run.seed), frozen.first)
-            base = np.array(so_far(twin.records, metric))
+            base = np.array(so_far(twins.get(run.seed, frozen.first).records, metric))
             length = min(len(base), len(curve))
             curve = (curve[:length] - base[:length]) * (1 if higher_is_better(metric) else -1)
         curves.append(curve)
     length = min(map(len, curves))
     middle = np.mean([curve[:length] for curve in curves], axis=0)
-    axes.plot(np.arange(length) + 1, middle, color=variant.colour, ls=variant.dash)
+    axes.plot(np.arange(length) + 1, middle, color=variant.colour, ls=variant.dash, label=TOTAL)
     return End(float(middle[-1]), f"{variant.label}\u00a0{variant.score:.1f}", variant.colour)
 
 
 def _limits(axes: Any) -> tuple[float, float]:
-    """Limits from the later half of all lines: the first batches would squeeze the rest."""
-    values = [y for line in axes.get_lines() for y in line.get_ydata()[len(line.get_ydata()) // 3 :]
-              if len(line.get_ydata()) > 2]  # fmt: skip
+    """Limits without the first third of all lines, which would squeeze the rest."""
+    lines = [line.get_ydata() for line in axes.get_lines() if line.get_label() == TOTAL]
+    values = [value for line in lines for value in line[len(line) // 3 :]]
     room = 0.1 * (max(values) - min(values)) + 0.5
     return min(values) - room, max(values) + room
 

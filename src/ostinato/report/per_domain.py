@@ -10,7 +10,7 @@ import numpy as np
 
 from ostinato.bench.forgetting import Metric, higher_is_better
 from ostinato.report.figure import Data, Figure, Part, rounded
-from ostinato.report.over_time import WORDS, names_of
+from ostinato.report.over_time import WORDS, heading, names_of
 from ostinato.report.runs import Variant
 from ostinato.report.style import canvas, fold, to_svg
 from ostinato.report.timeline import by_stream, readable
@@ -82,8 +82,8 @@ def _heat(group: Sequence[Variant], ending: str) -> Figure:
     )
     return Figure(
         name,
-        f"{word[0].upper()}{word[1:]} per domain and round",
-        f"{word[0].upper()}{word[1:]} in percent, mean over seeds. Blue is better and orange worse "
+        f"{heading(word)} per domain and round",
+        f"{heading(word)} in percent, mean over seeds. Blue is better and orange worse "
         f"than {words}, at most {reach:.1f} points. A method that remembers gets better from left "
         "to right; one that forgets, worse.",
         alt,

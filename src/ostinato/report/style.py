@@ -92,7 +92,7 @@ def clean_svg(text: str, alt: str) -> str:
     """Leave out what a page has no use for, and hand the marker colours to the page's theme."""
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->|<style.*?</style>", "", text, flags=re.S)
-    text = re.sub(r'<g id="[a-zA-Z]\w*_\d+">', "<g>", text)  # would repeat from figure to figure
+    text = re.sub(r'<g id="[^"]*"', "<g", text)  # would repeat from figure to figure
     text = re.sub(r"; font-family:[^;\"]*|font-family:[^;\"]*;? ?", "", text)
     text = re.sub(r"font: ([^;\"']*?px) '[^;\"]*", r"font-size: \1", text)
     text = re.sub(r"\d+\.\d{3,}", lambda found: f"{float(found[0]):.2f}", text)
@@ -154,18 +154,20 @@ def fold(text: str, width: int) -> str:
     return "\n".join(textwrap.wrap(text, width, break_long_words=False)) or text
 
 
-def label_ends(axes: Any, ends: Sequence[End], width: int = 26) -> None:
+def label_ends(axes: Any, ends: Sequence[End], width: int | None = None) -> None:
     """Names right of the axes, moved apart where lines meet. Call when limits stand."""
     axes.figure.draw_without_rendering()
     low, high = axes.get_ylim()
     height = axes.get_position().height * axes.figure.get_figheight() * 72
+    width = width or (26 if len(ends) <= 10 else 44)  # many names have no room for two lines
     texts = [fold(end.name, width) for end in ends]
     lines = max(text.count("\n") + 1 for text in texts)
     gap = (13.5 * lines + 2) * (high - low) / height
     places = spread([end.value for end in ends], gap)
+    widest = 0.0
     lift = max(0.0, low + gap / 2 - min(places))  # names may rise above the axes, not sink below
     for end, text, place in zip(ends, texts, places, strict=True):
-        axes.annotate(
+        note = axes.annotate(
             text,
             xy=(1 if end.at is None else end.at, end.value),
             xycoords=axes.get_yaxis_transform() if end.at is None else "data",
@@ -182,3 +184,14 @@ def label_ends(axes: Any, ends: Sequence[End], width: int = 26) -> None:
                 "shrinkA": 1, "shrinkB": 0 if end.at is None else 5, "alpha": 0.7,
             },
         )  # fmt: skip
+        note.set_in_layout(False)  # rising names must not push the axes down
+        widest = max(widest, _width(note))
+    share = (widest + 0.03 * axes.get_window_extent().width) / axes.figure.bbox.width
+    axes.figure.get_layout_engine().set(rect=(0, 0, 1 - share, 1))
+
+
+def _width(note: Any) -> float:
+    """How wide a text is, without the line that leads to it."""
+    from matplotlib.text import Text
+
+    return float(Text.get_window_extent(note).width)
