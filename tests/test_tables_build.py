@@ -14,6 +14,7 @@ from ostinato.bench import assemble, small
 from ostinato.bench.assemble import Request, build_table, choose, spec_of
 from ostinato.bench.cells import measure
 from ostinato.bench.job import check_spec, open_stream
+from ostinato.bench.kept import keep
 from ostinato.bench.printed import printed
 from ostinato.bench.results import RunFolder
 from ostinato.bench.tables import METHODS_FULL, Measure, Table, Variant
@@ -253,6 +254,32 @@ def test_parameters_count_what_is_added_and_trained() -> None:
     shared, domain = (6 * (2 * 2 * 128 * r + 2 * 128) for r in (32, 16))
     assert ours[2].value == pytest.approx((shared + 7 * domain) / 1e6, rel=0.02)
     assert ours[3].value == pytest.approx((shared + domain) / 1e6, rel=0.02)
+
+
+@pytest.mark.parametrize("memory", [0.0, 4e-5, 1.0])
+def test_kept_streams_give_the_same_batches_whatever_fits(memory: float) -> None:
+    table = TABLES["imagenet-plus-plus"]
+    spec = spec_of(table, table.parts[0], Variant("s", "source"), Request())
+    plain = open_stream(spec)
+    kept = keep(open_stream(spec), memory)
+    assert len(kept) == len(plain)
+    for _ in range(2):
+        for index, batch in enumerate(plain):
+            other = kept[index]
+            assert (other.index, other.round, other.domain) == (index, batch.round, batch.domain)
+            assert other.keys == batch.keys
+            assert bool((other.images == batch.images).all())
+            assert bool((other.labels == batch.labels).all())
+
+
+def test_a_batch_that_returns_is_made_once() -> None:
+    table = TABLES["imagenet-plus"]
+    spec = spec_of(table, table.parts[0], Variant("s", "source"), Request())
+    kept = keep(open_stream(spec), 1.0)
+    first = kept[0]
+    again = kept[len(kept) // 3]
+    assert again.round == 1
+    assert again.images is first.images
 
 
 @pytest.mark.slow

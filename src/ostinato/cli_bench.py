@@ -116,6 +116,7 @@ def table_command(
     save: Path | None = None,
     out: Path = Path("runs"),
     again: bool = False,
+    memory: float = 1.0,
 ) -> None:
     """Make one of the paper's tables: run what is missing, print it beside the printed figures.
 
@@ -132,6 +133,7 @@ def table_command(
         save: a folder that gets the table as Markdown, LaTeX, CSV and JSON.
         out: where the runs' folders go.
         again: run even what is complete already.
+        memory: GiB of made batches to keep for the rows that follow.
     """
     from rich.console import Console
 
@@ -152,6 +154,7 @@ def table_command(
         changes=merge(changes, parse_pairs(set)),
         out=out,
         again=again,
+        memory=memory,
         command=_command(),
     )
     result = _gently(lambda: build_table(name, request))

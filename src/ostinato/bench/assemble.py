@@ -45,6 +45,7 @@ class Request:
         changes: spec values on top of the table's.
         out: where runs are kept.
         again: run even what is done.
+        memory: GiB of made batches to keep for the rows that follow.
         command: as typed, to stand in the result.
     """
 
@@ -55,6 +56,7 @@ class Request:
     changes: Mapping[str, Any] | None = None
     out: Path = Path("runs")
     again: bool = False
+    memory: float = 1.0
     command: str = ""
 
 
@@ -188,7 +190,7 @@ def _run_all(
         for seed in seeds:
             # All rows see one stream, so it is made once.
             one = next(iter(specs.values())).replace(seeds=(seed,))
-            stream = keep(open_stream(one), one)
+            stream = keep(open_stream(one), request.memory)
             for variant in (v for v in variants if v.label not in failed):
                 spec = specs[variant.label].replace(seeds=(seed,))
                 try:

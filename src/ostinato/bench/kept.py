@@ -1,24 +1,30 @@
-"""A stream whose batches stay in memory: all rows of a small table read it, so make it once."""
+"""A stream whose batches stay in memory: all rows of a table read it, so make each batch once."""
 
 from __future__ import annotations
 
+import bisect
+from dataclasses import replace
+from itertools import accumulate
 from typing import Any, cast
 
-from ostinato.bench.small import EMBEDDED
-from ostinato.bench.spec import Spec
 from ostinato.data.streams import Stream
 from ostinato.types import Batch
 
-MOST = 50_000
-"""Images that are kept at most (150 MB at 32 px)."""
+GIB = 1 << 30
+Key = tuple[str, bytes, bytes]
 
 
 class KeptStream:
-    """Stands for a stream and remembers the batches it has given."""
+    """Stands for a stream and remembers the batches it has given, up to some memory.
 
-    def __init__(self, stream: Stream) -> None:
-        self._stream = stream
-        self._batches: dict[int, Batch] = {}
+    The same images in a later round are the same pixels, so they are kept once.
+    """
+
+    def __init__(self, stream: Stream, limit: float) -> None:
+        self._stream, self._room = stream, limit * GIB
+        self._kept: dict[Key, Batch] = {}
+        size = stream.config.batch_size
+        self._ends = list(accumulate(-(-len(s) // size) for s in stream.segments))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
@@ -27,13 +33,28 @@ class KeptStream:
         return len(self._stream)
 
     def __getitem__(self, index: int) -> Batch:
-        if index not in self._batches:
-            self._batches[index] = self._stream[index]
-        return self._batches[index]
+        key, number = self._key(index)
+        known = self._kept.get(key)
+        if known is not None:
+            return replace(known, index=index, round=number)
+        batch = self._stream[index]
+        size = batch.images.nbytes + (0 if batch.labels is None else batch.labels.nbytes)
+        if size <= self._room:
+            self._room -= size
+            self._kept[key] = batch
+        return batch
+
+    def _key(self, index: int) -> tuple[Key, int]:
+        """What tells a batch's pixels: the stretch's name and the images' places."""
+        number = bisect.bisect_right(self._ends, index)
+        segment = self._stream.segments[number]
+        size = self._stream.config.batch_size
+        start = (index - (self._ends[number - 1] if number else 0)) * size
+        rows = slice(start, start + size)
+        key = (segment.name, segment.which[rows].tobytes(), segment.where[rows].tobytes())
+        return key, segment.round
 
 
-def keep(stream: Stream, spec: Spec) -> Stream:
-    """The stream, in memory where its images are small and few."""
-    if spec.roots != EMBEDDED or stream.images > MOST:
-        return stream
-    return cast(Stream, KeptStream(stream))
+def keep(stream: Stream, memory: float) -> Stream:
+    """The stream with up to `memory` GiB of its batches kept."""
+    return stream if memory <= 0 else cast(Stream, KeptStream(stream, memory))
