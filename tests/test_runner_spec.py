@@ -14,6 +14,7 @@ from ostinato.bench.results import RunFolder
 from ostinato.bench.runner import run
 from ostinato.bench.spec import Spec, merge, parse_pairs
 from ostinato.errors import OstinatoError
+from ostinato.ops.snapshot import load_state
 
 TINY: dict[str, Any] = {
     "method": "source",
@@ -161,3 +162,32 @@ def test_merge_leaves_its_inputs_alone() -> None:
     base = {"a": {"x": 1}}
     assert merge(base, {"a": {"y": 2}, "b": 3}) == {"a": {"x": 1, "y": 2}, "b": 3}
     assert base == {"a": {"x": 1}}
+
+
+def test_runs_share_a_preparation_and_keep_their_own_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ostinato.bench import job
+
+    calls: list[str] = []
+    original = job.prepare
+
+    def counted(model: Any, method: str, *rest: Any, **more: Any) -> Any:
+        calls.append(method)
+        return original(model, method, *rest, **more)
+
+    monkeypatch.setattr(job, "prepare", counted)
+    spec = {**TINY, "method": "vida", "prepared": 8, "settings": {"warm_steps": 1, "views": 2}}
+    for domain in ("fog", "snow"):
+        run(
+            Spec.parse({**spec, "data": {"domains": [domain], "limit": 4}}),
+            out=tmp_path,
+            quiet=True,
+        )
+    assert calls == ["vida"]
+    first, second = (load_state(p)[0].tensors for p in tmp_path.glob("vida-*/prepared.safetensors"))
+    assert first.keys() == second.keys()
+    assert all(bool((first[name] == second[name]).all()) for name in first)
+    other = {**spec, "settings": {"warm_steps": 2, "views": 2}}
+    run(Spec.parse(other), out=tmp_path, quiet=True)
+    assert calls == ["vida", "vida"]

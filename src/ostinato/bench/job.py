@@ -9,19 +9,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from ostinato.api import adapt, collect_statistics, prepare
+from ostinato.bench.fit import check_fit, check_roots, check_task, resolve_device, rows_of
 from ostinato.bench.models import OWN, check_model, load_model
 from ostinato.bench.mosaic import MOSAIC
+from ostinato.bench.provenance import hash_names, hash_tensors, spec_hash
 from ostinato.bench.small import EMBEDDED, TUNE, stand_in
 from ostinato.bench.spec import Spec
 from ostinato.data.datasets.base import Dataset, open_dataset
 from ostinato.data.opening import DomainsConfig, Opener
 from ostinato.data.splits import shuffled
 from ostinato.data.streams import Stream, build_stream
-from ostinato.errors import ConfigError, DataError, MissingResource, OstinatoError, did_you_mean
+from ostinato.errors import ConfigError, MissingResource
 from ostinato.methods.base import Method
 from ostinato.methods.contract import MethodConfig, resolve_config
 from ostinato.ops.snapshot import State, load_state, save_state
@@ -50,15 +51,20 @@ class Job:
     config: MethodConfig
     notes: tuple[str, ...] = ()
 
-    def adapt(self, folder: Path | None = None) -> Method:
-        """The method around the model, with what a run's folder has prepared, or prepared anew."""
+    def adapt(self, folder: Path | None = None, cache: Path | None = None) -> Method:
+        """The method around the model, with what was prepared for it, or prepared anew.
+
+        Args:
+            folder: a run's folder, whose prepared file comes first.
+            cache: where preparations are kept that runs can share.
+        """
         spec = self.spec
         needs = METHODS[spec.method].needs(self.config)
         help_given: dict[str, Any] = {}
         if "source statistics" in needs:
             help_given["statistics"] = self._statistics()
         if "prepared file" in needs:
-            help_given["prepared"] = self._prepared(folder)
+            help_given["prepared"] = self._prepared(folder, cache)
         settings = self.config.model_dump()
         return adapt(
             self.model, spec.method, normalize=spec.normalize, preset=None, **help_given, **settings
@@ -81,15 +87,22 @@ class Job:
         if state is not None and not isinstance(self.spec.prepared, str):
             save_state(folder / PREPARED, state, {"method": self.spec.method})
 
-    def _prepared(self, folder: Path | None) -> State:
+    def _prepared(self, folder: Path | None, cache: Path | None) -> State:
         given, spec = self.spec.prepared, self.spec
         if isinstance(given, str):
             return load_state(given)[0]
         if folder is not None and (folder / PREPARED).is_file():
             return load_state(folder / PREPARED)[0]
-        images, labels = self._clean(int(given or 0))
+        dataset, chosen = self._choose(int(given or 0))
+        shared = None
+        if cache is not None:
+            keys = [dataset.key(i) for i in chosen]
+            shared = cache / f"{spec.method}-{self._preparation(keys)}.safetensors"
+            if shared.is_file():
+                return load_state(shared)[0]
+        images, labels = self._load(dataset, chosen)
         try:
-            return prepare(
+            state = prepare(
                 self.model,
                 spec.method,
                 images.to(spec.device),
@@ -101,14 +114,25 @@ class Job:
             raise ConfigError(
                 f"{spec.method} cannot be prepared on {spec.model}: {str(error)[:160]}"
             ) from error
+        if shared is not None:
+            shared.parent.mkdir(parents=True, exist_ok=True)
+            save_state(shared, state, {"method": spec.method})
+        return state
+
+    def _preparation(self, keys: list[str]) -> str:
+        """A hash of all that a preparation rests on."""
+        config = self.config.model_dump(mode="json", exclude={"total_steps"})
+        weights = hash_tensors(self.model.state_dict())
+        parts = [self.spec.method, self.spec.normalize, weights, self.stream.config.transform]
+        return spec_hash({"parts": parts, "config": config, "images": hash_names(keys)})
 
     def _clean(self, count: int) -> tuple[Tensor, Tensor]:
         """Clean images and labels, none of which the stream shows."""
-        from ostinato.data.loading import load_batch
-        from ostinato.data.segments import Domain
+        return self._load(*self._choose(count))
 
+    def _choose(self, count: int) -> tuple[Dataset, list[int]]:
         dataset = _clean_dataset(self.spec)
-        shown = {_picture(p.dataset, i) for s in self.stream.segments for p, i in _rows(s)}
+        shown = {_picture(p.dataset, i) for s in self.stream.segments for p, i in rows_of(s)}
         names = (dataset.indices(name) for name in dataset.domains())
         order = [int(i) for part in names for i in shuffled(dataset, part, 0)]
         free = [i for i in order if _picture(dataset, i) not in shown][:count]
@@ -116,10 +140,15 @@ class Job:
             raise ConfigError(
                 f"{dataset.name} has {len(free)} images that the stream does not show, not {count}."
             )
+        return dataset, free
+
+    def _load(self, dataset: Dataset, chosen: list[int]) -> tuple[Tensor, Tensor]:
+        from ostinato.data.loading import load_batch
+        from ostinato.data.segments import Domain
+
         domain = Domain(dataset.name, dataset, dataset.indices(dataset.domains()[0]))
-        images, labels, _ = load_batch(
-            [(domain, i) for i in free], transform=self.stream.config.transform
-        )
+        rows = [(domain, i) for i in chosen]
+        images, labels, _ = load_batch(rows, transform=self.stream.config.transform)
         return images, labels
 
 
@@ -160,7 +189,7 @@ def open_stream(spec: Spec) -> Stream:
         datasets = {name: stand_in(name) for name in _named(spec, options)}
         return build_stream(spec.stream, options, datasets=datasets)
     own = [n for n in (EMBEDDED, TUNE) if options.get("dataset") == n]
-    _check_roots(spec)
+    check_roots(spec)
     return build_stream(
         spec.stream, options, roots=spec.roots, datasets={name: stand_in(name) for name in own}
     )
@@ -170,14 +199,14 @@ def open_job(spec: Spec, stream: Stream | None = None) -> Job:
     """Check a spec of one seed, open its data and model, and show the model one image."""
     if len(spec.seeds) > 1:
         raise ConfigError(f"A job has one seed, this spec {len(spec.seeds)}: take spec.runs().")
-    spec = spec.replace(device=_device(spec.device))
+    spec = spec.replace(device=resolve_device(spec.device))
     config = check_spec(spec)
     stream = stream or open_stream(spec)
-    _check_task(spec, stream, config)
+    check_task(spec, stream, config)
     if spec.cosine:
         config = config.replace(total_steps=len(stream))
     model = load_model(spec)
-    _check_fit(spec, model, stream)
+    check_fit(spec, model, stream)
     own = {"seed", "precision", "total_steps"}
     data = stream.config.model_dump(mode="json", exclude={"batch_size"})
     spec = spec.replace(
@@ -215,83 +244,6 @@ def _named(spec: Spec, options: dict[str, Any]) -> tuple[str, ...]:
         return PLUS
     written = [d.partition(":")[0] for d in options.get("domains", ()) if ":" in d]
     return (options.get("dataset", "imagenet-c"), *written)
-
-
-def _check_roots(spec: Spec) -> None:
-    places = spec.roots.values() if isinstance(spec.roots, dict) else [spec.roots]
-    for place in places:
-        if place is not None and not Path(place).exists():
-            above = Path(place).parent
-            there = [p.name for p in sorted(above.iterdir())][:40] if above.is_dir() else []
-            hint = did_you_mean(Path(place).name, there) if there else f"Nor is there {above}."
-            raise DataError(f"The data root {place} does not exist. {hint}")
-
-
-def _device(name: str) -> str:
-    if name == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        kind = torch.device(name).type
-    except RuntimeError:
-        hint = did_you_mean(name, ("auto", "cpu", "cuda", "mps"))
-        raise ConfigError(f"There is no device {name!r}. {hint}") from None
-    if kind == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(f"device = {name}, but torch sees no GPU here: use cpu or auto.")
-    return name
-
-
-def _check_task(spec: Spec, stream: Stream, config: MethodConfig) -> None:
-    if spec.task not in (None, stream.task):
-        raise ConfigError(f"task = {spec.task}, but {spec.stream} streams {stream.task} data.")
-    kind = METHODS[spec.method]
-    if stream.task not in kind.info.tasks:
-        able = [name for name in METHODS.names() if stream.task in METHODS[name].info.tasks]
-        raise ConfigError(
-            f"{spec.method} does not do {stream.task}. {did_you_mean(spec.method, able)}"
-        )
-    mixed = any(len(segment.parts) > 1 for segment in stream.segments)
-    if mixed and "domain labels" in kind.needs(config):
-        raise ConfigError(
-            f"{spec.label} is told the true domain, but batches of {spec.stream} mix several: "
-            "choose the stream continual or recurring, or discriminator.kind = fdd."
-        )
-
-
-def _check_fit(spec: Spec, model: nn.Module, stream: Stream) -> None:
-    """One image through the model: does the size fit, are there enough outputs?"""
-    from ostinato.models import VisionModel
-
-    vision = VisionModel(model, normalize=spec.normalize)
-    segment = stream.segments[0]
-    first = next(iter(_rows(segment)))
-    image = _load_one(stream, *first)
-    try:
-        with torch.no_grad():
-            logits = vision(vision.check(image))
-    except (RuntimeError, AssertionError, ValueError) as error:
-        if isinstance(error, OstinatoError):
-            raise
-        size = "×".join(str(n) for n in image.shape[2:])
-        raise ConfigError(
-            f"{spec.model} does not take {size} images ({str(error)[:120]}). Choose another "
-            f"data.transform than {stream.config.transform!r}, or another model."
-        ) from None
-    if logits.shape[1] < stream.num_classes:
-        raise ConfigError(
-            f"{spec.model} has {logits.shape[1]} outputs, {spec.stream} needs "
-            f"{stream.num_classes}: choose another model, or num_classes with fitting weights."
-        )
-
-
-def _load_one(stream: Stream, domain: Any, index: int) -> Tensor:
-    from ostinato.data.transforms import transform_image
-
-    return transform_image(stream.config.transform, domain.dataset.image(index))[None]
-
-
-def _rows(segment: Any) -> Any:
-    pairs = zip(segment.which.tolist(), segment.where.tolist(), strict=True)
-    return ((segment.parts[which], where) for which, where in pairs)
 
 
 def _picture(dataset: Dataset, index: int) -> str:

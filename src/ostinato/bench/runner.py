@@ -29,6 +29,8 @@ from ostinato.errors import ConfigError
 from ostinato.methods.base import Method
 
 RUNS = "runs"
+PREPARED = "prepared"
+"""Below the runs' folders: preparations that several runs share."""
 EVERY = 50
 DESCRIPTOR = 1089
 """The longest descriptor that records keep."""
@@ -111,7 +113,9 @@ def _run_job(
             return folder
     place = _free(out / folder_name(job.spec, digest))
     weights = hash_tensors(job.model.state_dict())
-    method = job.adapt()  # a method that does not fit the model leaves no folder behind
+    method = job.adapt(
+        cache=out / PREPARED
+    )  # a method that does not fit the model leaves no folder behind
     provenance = Provenance.collect(
         weights=weights,
         data=job.stream.fingerprint(),

@@ -1,0 +1,97 @@
+"""Do stream, method, model and machine fit together? Asked before a run's folder exists."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from ostinato.bench.spec import Spec
+from ostinato.data.segments import Domain, Segment
+from ostinato.data.streams import Stream
+from ostinato.errors import ConfigError, DataError, OstinatoError, did_you_mean
+from ostinato.methods.contract import MethodConfig
+from ostinato.registry import METHODS
+
+
+def rows_of(segment: Segment) -> Iterator[tuple[Domain, int]]:
+    """Every image of a stretch: its domain, and its place in the data set."""
+    pairs = zip(segment.which.tolist(), segment.where.tolist(), strict=True)
+    return ((segment.parts[which], where) for which, where in pairs)
+
+
+def check_roots(spec: Spec) -> None:
+    """Refuse a root that does not exist, with the nearest folder that does."""
+    places = spec.roots.values() if isinstance(spec.roots, dict) else [spec.roots]
+    for place in places:
+        if place is not None and not Path(place).exists():
+            above = Path(place).parent
+            there = [p.name for p in sorted(above.iterdir())][:40] if above.is_dir() else []
+            hint = did_you_mean(Path(place).name, there) if there else f"Nor is there {above}."
+            raise DataError(f"The data root {place} does not exist. {hint}")
+
+
+def resolve_device(name: str) -> str:
+    """The device to compute on; an error where there is none of that name."""
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        kind = torch.device(name).type
+    except RuntimeError:
+        hint = did_you_mean(name, ("auto", "cpu", "cuda", "mps"))
+        raise ConfigError(f"There is no device {name!r}. {hint}") from None
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"device = {name}, but torch sees no GPU here: use cpu or auto.")
+    return name
+
+
+def check_task(spec: Spec, stream: Stream, config: MethodConfig) -> None:
+    """Refuse a method that does not do the stream's task, or is told what nobody knows."""
+    if spec.task not in (None, stream.task):
+        raise ConfigError(f"task = {spec.task}, but {spec.stream} streams {stream.task} data.")
+    kind = METHODS[spec.method]
+    if stream.task not in kind.info.tasks:
+        able = [name for name in METHODS.names() if stream.task in METHODS[name].info.tasks]
+        raise ConfigError(
+            f"{spec.method} does not do {stream.task}. {did_you_mean(spec.method, able)}"
+        )
+    mixed = any(len(segment.parts) > 1 for segment in stream.segments)
+    if mixed and "domain labels" in kind.needs(config):
+        raise ConfigError(
+            f"{spec.label} is told the true domain, but batches of {spec.stream} mix several: "
+            "choose the stream continual or recurring, or discriminator.kind = fdd."
+        )
+
+
+def check_fit(spec: Spec, model: nn.Module, stream: Stream) -> None:
+    """One image through the model: does the size fit, are there enough outputs?"""
+    from ostinato.models import VisionModel
+
+    vision = VisionModel(model, normalize=spec.normalize)
+    segment = stream.segments[0]
+    first = next(iter(rows_of(segment)))
+    image = _load_one(stream, *first)
+    try:
+        with torch.no_grad():
+            logits = vision(vision.check(image))
+    except (RuntimeError, AssertionError, ValueError) as error:
+        if isinstance(error, OstinatoError):
+            raise
+        size = "×".join(str(n) for n in image.shape[2:])
+        raise ConfigError(
+            f"{spec.model} does not take {size} images ({str(error)[:120]}). Choose another "
+            f"data.transform than {stream.config.transform!r}, or another model."
+        ) from None
+    if logits.shape[1] < stream.num_classes:
+        raise ConfigError(
+            f"{spec.model} has {logits.shape[1]} outputs, {spec.stream} needs "
+            f"{stream.num_classes}: choose another model, or num_classes with fitting weights."
+        )
+
+
+def _load_one(stream: Stream, domain: Domain, index: int) -> Tensor:
+    from ostinato.data.transforms import transform_image
+
+    return transform_image(stream.config.transform, domain.dataset.image(index))[None]
