@@ -11,7 +11,7 @@ from ostinato.bench.record import Record
 from ostinato.bench.routing import domains_over_time
 from ostinato.report.figure import Data, Figure, Missing, Part, Value, rounded
 from ostinato.report.runs import Variant
-from ostinato.report.style import FAINT, INK, End, canvas, label_ends, shade, to_svg
+from ostinato.report.style import FAINT, INK, End, canvas, label_ends, room_for, shade, to_svg
 from ostinato.report.timeline import by_stream, draw_visits, longest, visits
 
 PANELS = 8
@@ -202,7 +202,7 @@ def _growth(group: Sequence[Variant], title: str, ending: str) -> Figure:
     alt = "Steps of the number of domains found: " + "; ".join(
         f"{v.label} ends at {domains_over_time(v.first.records)[-1]}" for v in group
     ) + f". The stream has {met[-1]}."  # fmt: skip
-    with canvas(940, 400) as figure:
+    with canvas(940, max(400, room_for(len(group) + 1) + 190)) as figure:
         axes = figure.subplots()
         draw_visits(axes, many)
         axes.step([v.start for v in many] + [many[-1].end], [*met, met[-1]], where="post",

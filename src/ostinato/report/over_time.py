@@ -19,6 +19,7 @@ from ostinato.report.timeline import Visit, by_stream, draw_visits, longest, vis
 WORDS: dict[Metric, str] = {"error": "error", "accuracy": "accuracy", "miou": "mIoU"}
 
 TOTAL = "total"
+MANY = 8
 
 
 def heading(word: str) -> str:
@@ -82,7 +83,7 @@ def _over_time(group: Sequence[Variant], ending: str) -> Figure:
             curves = [running(run.records, many, metric) for run in variant.runs]
             for run, curve in zip(variant.runs, curves, strict=True):
                 rows += _rows(variant.label, run.seed, run.records, curve, metric)
-            _draw(axes, variant, curves, many)
+            _draw(axes, variant, curves, many, quiet=_is_background(variant, group))
             ends.append(_draw_total(below, variant, frozen, metric))
         axes.set_ylim(bottom=0)
         axes.set_ylabel(f"{word} in %")
@@ -123,7 +124,11 @@ def _rows(
 
 
 def _draw(
-    axes: Any, variant: Variant, curves: Sequence[Sequence[float]], many: Sequence[Visit]
+    axes: Any,
+    variant: Variant,
+    curves: Sequence[Sequence[float]],
+    many: Sequence[Visit],
+    quiet: bool = False,
 ) -> None:
     """The mean over seeds, broken between visits."""
     length = min(map(len, curves))
@@ -140,7 +145,13 @@ def _draw(
             at = np.array(stretch)
             axes.fill_between(at + 0.5, low[at], high[at], color=variant.colour, alpha=0.18, lw=0)
     marker = "." if many[-1].end <= 200 else ""
-    axes.plot(xs, ys, color=variant.colour, ls=variant.dash, marker=marker, markersize=4)
+    weight = {"lw": 0.7, "alpha": 0.4} if quiet else {"marker": marker, "markersize": 4}
+    axes.plot(xs, ys, color=variant.colour, ls=variant.dash, zorder=2 - quiet, **weight)
+
+
+def _is_background(variant: Variant, group: Sequence[Variant]) -> bool:
+    """Among many lines, all but the source model's and this project's step back."""
+    return len(group) > MANY and variant.first.spec.get("method") not in ("source", "dual_expert")
 
 
 def so_far(records: Sequence[Record], metric: Metric) -> list[float]:

@@ -17,7 +17,7 @@ from ostinato.report.timeline import readable
 
 Array = NDArray[np.float64]
 PANELS = 6
-NAMES = 5
+NAMES, CROWD = 5, 6
 DENSE = 600
 """Points above which they are drawn as pixels."""
 SIGMAS = 2.0
@@ -215,15 +215,20 @@ def _members(placed: Described) -> dict[int, list[str]]:
 def _name_true(axes: Any, placed: Described) -> None:
     """The true domains of each cluster, above it."""
     found = np.array(placed.found)
-    for domain, names in _members(placed).items():
+    members = _members(placed)
+    across = sorted(members, key=lambda domain: float(placed.points[found == domain, 0].mean()))
+    for domain, names in members.items():
         chosen = found == domain
         place = ellipse(placed.points[chosen], placed.images[chosen])
+        step = (
+            across.index(domain) % 3 if len(members) > CROWD else 0
+        )  # neighbours at other heights
         tilt = math.radians(place.angle)
         reach = math.hypot(place.radii[0] * math.sin(tilt), place.radii[1] * math.cos(tilt))
         more = [f"+ {len(names) - NAMES} more"] if len(names) > NAMES else []
         axes.annotate(
             "\n".join([*map(readable, names[:NAMES]), *more]),
-            xy=(place.centre[0], place.centre[1] + reach), xytext=(0, 3),
+            xy=(place.centre[0], place.centre[1] + reach), xytext=(0, 3 + 12 * step),
             textcoords="offset points", ha="center", va="bottom", fontsize=10.5, linespacing=1.0,
             zorder=5,
         )  # fmt: skip

@@ -154,6 +154,11 @@ def fold(text: str, width: int) -> str:
     return "\n".join(textwrap.wrap(text, width, break_long_words=False)) or text
 
 
+def room_for(names: int) -> int:
+    """Pixels that so many names take, one above the other; more than ten have one line each."""
+    return 44 * names if names <= 10 else 17 * names
+
+
 def label_ends(axes: Any, ends: Sequence[End], width: int | None = None) -> None:
     """Names right of the axes, moved apart where lines meet. Call when limits stand."""
     axes.figure.draw_without_rendering()

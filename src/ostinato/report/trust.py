@@ -11,7 +11,7 @@ from ostinato.bench.forgetting import higher_is_better
 from ostinato.report.figure import Data, Figure, Missing, Part, rounded
 from ostinato.report.over_time import WORDS
 from ostinato.report.runs import Variant
-from ostinato.report.style import FAINT, End, canvas, fold, label_ends, to_svg
+from ostinato.report.style import FAINT, End, canvas, fold, label_ends, room_for, to_svg
 
 COLUMNS = 4
 
@@ -99,7 +99,7 @@ def cost_against_accuracy(variants: Sequence[Variant]) -> list[Part]:
         f"{v.label}: {value:.1f} % {word} at {time:.2g} ms an image"
         for (v, time), value in zip(points, values, strict=True)
     )
-    with canvas(900, 400) as figure:
+    with canvas(900, max(400, room_for(len(points)) + 90)) as figure:
         axes = figure.subplots()
         for (variant, time), value in zip(points, values, strict=True):
             axes.scatter([time], [value], s=85, color=variant.colour, zorder=3, lw=0)
@@ -154,7 +154,7 @@ def _name_points(
         )
         for (variant, time), value in zip(points, values, strict=True)
     ]
-    label_ends(axes, ends, 34)
+    label_ends(axes, ends, 34 if len(ends) <= 10 else None)
 
 
 def _size(count: int) -> str:
