@@ -186,7 +186,7 @@ def test_small_crs_streams_have_the_structure_of_the_paper_s() -> None:
     stream = open_stream(spec)
     assert stream.domains == ORDERS["text"]
     assert stream.rounds == 3
-    assert [len(s) for s in stream.segments[:4]] == [300, 75, 300, 500]
+    assert [len(s) for s in stream.segments[:4]] == [200, 75, 200, 200]
     other = TABLES["imagenet-plus-plus"]
     spec = spec_of(other, other.parts[0], Variant("s", "source"), Request())
     stream = open_stream(spec)
