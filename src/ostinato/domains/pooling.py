@@ -11,8 +11,9 @@ farther than the threshold. Smaller batches decide in two ways at once:
 Evidence that mixes two domains, as it does just after a change, can lie far from both and look new.
 If the mean of a blend lies beyond τ from both of its parts, then its two halves differ by more than
 4τ, so evidence whose halves differ by more than `agreement`·τ (2τ) founds no domain. Of a pool, the
-older half is then dropped; a batch is not learnt from. After three refusals in a row the evidence
-counts as it is, for a stream may have such batches by nature.
+older half is then dropped; a batch is not learnt from. A pool also starts anew when the latest
+images have just ceased to fit, so that a new domain is not founded on stragglers of the one before.
+After three refusals in a row the evidence counts as it is, for a stream may be so by nature.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ class BatchRouter:
         self.current: int | None = None
         self.provisional: int | None = None
         self.refused = 0
+        self.calm = False
 
     def decide(self, domains: DomainStore, evidence: Evidence) -> Decision:
         """The domain of this batch; changes nothing."""
@@ -79,6 +81,9 @@ class BatchRouter:
             self._keep(None if full else pool)
         elif self.provisional is not None and not whole:
             self._found(domains, pool, full)
+        elif self._turns(decision, whole):
+            self._keep(z)
+            self.refused += 1
         elif not full:
             self._keep(pool)
         elif decision.settled if whole else self._settles(domains, pool):
@@ -90,6 +95,7 @@ class BatchRouter:
             self.refused += 1
         if whole:
             self.provisional = None
+        self.calm = decision.settled
         self.recent, self.current = self._latest(z), decision.domain
 
     def forget(self, domain: int, into: int | None = None) -> None:
@@ -126,6 +132,10 @@ class BatchRouter:
         half = len(pool) // 2
         apart = difference(pool[:half], pool[half:], domains.scale[nearest])
         return float(apart) <= self.config.agreement * self.config.threshold
+
+    def _turns(self, decision: Decision, whole: bool) -> bool:
+        """Whether the latest images have just ceased to fit: what waited belongs to the past."""
+        return self.calm and not decision.settled and not whole and self.refused < PATIENCE
 
     def _settles(self, domains: DomainStore, pool: Tensor) -> bool:
         return self._agrees(domains, pool, _argmin(domains.distances(pool).tolist()))
@@ -182,6 +192,7 @@ class BatchRouter:
             "current": self.current,
             "provisional": self.provisional,
             "refused": self.refused,
+            "calm": self.calm,
         }
         return State(tensors, values)
 
@@ -192,7 +203,7 @@ class BatchRouter:
             for name in ("pending", "recent")
         )
         self.current, self.provisional = state.values["current"], state.values["provisional"]
-        self.refused = int(state.values["refused"])
+        self.refused, self.calm = int(state.values["refused"]), bool(state.values["calm"])
 
 
 def _argmin(values: list[float]) -> int:
