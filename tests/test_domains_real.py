@@ -1,0 +1,103 @@
+"""How many domains the discriminator finds in 15 corruptions of real photographs, three rounds."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+
+from ostinato.data.corruptions import COMMON, corrupt
+from ostinato.domains.descriptor import LowFrequency
+from ostinato.domains.discriminator import DiscriminatorConfig, Evidence, make_discriminator
+
+IMAGES = 600
+pytestmark = [pytest.mark.real, pytest.mark.slow]
+
+
+@pytest.fixture(scope="module")
+def photographs(real_data: Path) -> Tensor:
+    """One image of each of the first 600 classes, (600, 3, 224, 224) uint8, in a fixed disorder."""
+    found: dict[str, np.ndarray] = {}
+    with tarfile.open(real_data / "imagenet-val-2k.tar") as archive:
+        for member in sorted(archive.getmembers(), key=lambda m: m.name):
+            folder = Path(member.name).parent.name
+            if member.name.endswith(".jpg") and folder not in found and len(found) < IMAGES:
+                file = archive.extractfile(member)
+                assert file is not None
+                found[folder] = np.asarray(Image.open(io.BytesIO(file.read())).convert("RGB"))
+    order = np.random.default_rng(0).permutation(IMAGES)
+    stacked = np.stack(list(found.values()))[order]
+    return torch.from_numpy(stacked).permute(0, 3, 1, 2).contiguous()
+
+
+@pytest.fixture(scope="module")
+def descriptors(photographs: Tensor) -> dict[str, Tensor]:
+    """Low frequencies of every photograph under every corruption at severity 5."""
+    describe, found = LowFrequency(), {}
+    for name in COMMON:
+        parts = []
+        for start in range(0, IMAGES, 50):
+            chunk = photographs[start : start + 50]
+            broken = corrupt(chunk, name, 5, torch.arange(start, start + len(chunk)))
+            parts.append(describe(broken.float() / 255))
+        found[name] = torch.cat(parts)
+    return found
+
+
+def rounds(descriptors: dict[str, Tensor], batch: int) -> tuple[list[int], float]:
+    """Domains known after each of three rounds, and the mean share of a corruption in one."""
+    fdd = make_discriminator(DiscriminatorConfig())
+    known, shares = [], []
+    for _ in range(3):
+        for z in descriptors.values():
+            chosen: Counter[int] = Counter()
+            for start in range(0, len(z) - batch + 1, batch):
+                evidence = Evidence(z[start : start + batch], image_size=(224, 224))
+                decision = fdd.decide(evidence)
+                fdd.update(evidence, decision)
+                chosen[decision.domain] += 1
+            shares.append(max(chosen.values()) / chosen.total())
+        known.append(len(fdd.domains))
+    share = sum(shares) / len(shares)
+    print(f"batch {batch}: domains after rounds {known}, {share:.1%} of a corruption in one")
+    return known, share
+
+
+def test_batches_of_fifty(descriptors: dict[str, Tensor]) -> None:
+    known, share = rounds(descriptors, 50)
+    assert 6 <= known[0] <= 8
+    assert known[0] == known[1] == known[2]
+    assert share >= 0.95
+
+
+@pytest.mark.parametrize("batch", [200, 100, 25, 10, 5, 3, 2, 1])
+def test_batches_of_other_sizes(descriptors: dict[str, Tensor], batch: int) -> None:
+    known, _ = rounds(descriptors, batch)
+    assert 5 <= known[0] <= known[-1] <= 10
+
+
+def test_mixed_batches_by_image(descriptors: dict[str, Tensor]) -> None:
+    """Batches of 50 from three corruptions far apart; 9 images in 10 find their domain."""
+    names = ("gaussian_noise", "motion_blur", "contrast")
+    generator = torch.Generator().manual_seed(0)
+    fdd = make_discriminator(DiscriminatorConfig(route="sample"))
+    pairs: Counter[tuple[int, int]] = Counter()
+    for _ in range(40):
+        true = torch.randint(3, (50,), generator=generator)
+        image = torch.randint(IMAGES, (50,), generator=generator)
+        z = torch.stack([descriptors[names[k]][i] for k, i in zip(true, image, strict=True)])
+        decision = fdd.decide(Evidence(z))
+        fdd.update(Evidence(z), decision)
+        assert decision.per_sample is not None
+        pairs.update(zip(true.tolist(), decision.per_sample, strict=True))
+    right = sum(max(c for (t, _), c in pairs.items() if t == k) for k in range(3))
+    print(f"{len(fdd.domains)} domains, {right / pairs.total():.1%} of the images in their own")
+    assert len(fdd.domains) == 3
+    assert right / pairs.total() > 0.9
