@@ -21,6 +21,7 @@ from ostinato.api import adapt, collect_statistics, prepare
 from ostinato.errors import InputError
 from ostinato.methods.base import Method
 from ostinato.methods.contract import resolve_config
+from ostinato.ops.snapshot import State
 from ostinato.registry import METHODS
 
 SIZE = 32
@@ -113,6 +114,8 @@ def check_method(name: str, **settings: Any) -> CheckReport:
 
 
 def _builder(name: str, kind: type[Method], settings: dict[str, Any]) -> Build:
+    prepared: list[State] = []  # made once: warming adapters takes longer than a check
+
     def build(**more: Any) -> Method:
         model = small_model()
         help_given: dict[str, Any] = {}
@@ -121,9 +124,12 @@ def _builder(name: str, kind: type[Method], settings: dict[str, Any]) -> Build:
         help_given["statistics"] = collect_statistics(model, torch.cat(small_batches(4, seed=9)))
         config = resolve_config(kind, settings.get("preset"), _plain({**settings, **more}))
         if "prepared file" in kind.needs(config):
-            images = torch.cat(small_batches(4, seed=9))
-            labels = torch.arange(len(images)) % CLASSES
-            help_given["prepared"] = prepare(model, name, images, labels)
+            if not prepared:
+                images = torch.cat(small_batches(4, seed=9))
+                labels = torch.arange(len(images)) % CLASSES
+                own = {"preset": settings.get("preset"), **_plain(settings)}
+                prepared.append(prepare(model, name, images, labels, **own))
+            help_given["prepared"] = prepared[0]
         return adapt(model, name, **{**help_given, **settings, **more})
 
     return build

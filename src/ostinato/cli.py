@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
@@ -23,6 +24,18 @@ usage: ostinato COMMAND [options]        ostinato COMMAND --help for its options
 
 {commands}
 """
+
+
+def _demo(quick: bool = False, out: Path | None = None) -> None:
+    """Adapt an embedded model to a stream of returning domains; print a table, write a report.
+
+    Args:
+        quick: one seed and few images, to see that everything works.
+        out: folder for runs and report; ./ostinato-demo, or a temporary one if that fails.
+    """
+    from ostinato.demo.command import demo
+
+    demo(quick, out)
 
 
 def _list(kind: Literal["methods", "descriptors", "discriminators"]) -> None:
@@ -64,6 +77,7 @@ def _check(method: Name) -> None:
 
 
 COMMANDS: dict[str, tuple[Callable[..., None], str]] = {
+    "demo": (_demo, "adapt an embedded model to domains that come back; table and report"),
     "list": (_list, "methods | descriptors | discriminators: what is registered"),
     "check": (_check, "METHOD: run the conformance suite"),
     "run": (run_command, "SPEC | RUN: run a method on a stream, or go on with a run"),

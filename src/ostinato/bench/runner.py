@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -36,6 +36,9 @@ DESCRIPTOR = 1089
 """The longest descriptor that records keep."""
 
 
+Finish = Callable[[Method, Stream, RunFolder], None]
+
+
 class Interrupted(KeyboardInterrupt):
     """Ctrl-C arrived; the run's folder holds everything that was done."""
 
@@ -49,6 +52,7 @@ def run(
     console: Console | None = None,
     quiet: bool = False,
     stream: Stream | None = None,
+    finish: Finish | None = None,
 ) -> list[RunFolder]:
     """Run a spec, once for each of its seeds; what is complete already is only opened.
 
@@ -60,6 +64,8 @@ def run(
         console: where progress goes.
         quiet: show nothing.
         stream: the spec's stream where it is open already (a table shares one).
+        finish: called with method, stream and folder after the last batch, before the run counts
+            as complete; a place to look into the adapted model.
     """
     if every < 1:
         raise ConfigError(f"every = {every}: a checkpoint comes after 1 batch or more.")
@@ -70,7 +76,7 @@ def run(
         check_spec(one)
     # One job at a time, so that only one model is in memory.
     return [
-        _run_job(open_job(one, stream), Path(out), again, every, console, quiet)
+        _run_job(open_job(one, stream), Path(out), again, every, console, quiet, finish)
         for one in spec.runs()
     ]
 
@@ -99,14 +105,20 @@ def folder_name(spec: Spec, digest: str) -> str:
 
 
 def _run_job(
-    job: Job, out: Path, again: bool, every: int, console: Console, quiet: bool
+    job: Job,
+    out: Path,
+    again: bool,
+    every: int,
+    console: Console,
+    quiet: bool,
+    finish: Finish | None = None,
 ) -> RunFolder:
     digest = spec_hash(job.spec.stored())
     found = find_run(out, digest)
     if found is not None:
         folder = RunFolder.open(found)
         if not folder.is_complete:
-            return _loop(job, folder, job.adapt(found), every, console, quiet)
+            return _loop(job, folder, job.adapt(found), every, console, quiet, finish)
         if not again:
             if not quiet:
                 console.print(f"{found} is complete already", markup=False, highlight=False)
@@ -125,11 +137,17 @@ def _run_job(
     folder = RunFolder.create(place, job.spec.stored(), provenance)
     job.stream.write_artifacts(place / "data")
     job.keep_prepared(method, place)
-    return _loop(job, folder, method, every, console, quiet)
+    return _loop(job, folder, method, every, console, quiet, finish)
 
 
 def _loop(
-    job: Job, folder: RunFolder, method: Method, every: int, console: Console, quiet: bool
+    job: Job,
+    folder: RunFolder,
+    method: Method,
+    every: int,
+    console: Console,
+    quiet: bool,
+    finish: Finish | None = None,
 ) -> RunFolder:
     """All batches that are still to come."""
     start = folder.resume_point()
@@ -163,6 +181,8 @@ def _loop(
                 )
             if (index + 1) % every == 0 and index + 1 < len(stream):
                 folder.checkpoint(method.export_state())
+        if finish is not None:
+            finish(method, stream, folder)
         folder.complete(summarise(folder.records()))
     folder.state_path.unlink(missing_ok=True)  # large, and of no use to a finished run
     return folder

@@ -142,11 +142,12 @@ class DualExpert(Method):
         self.guard = self.track("guard", CollapseGuard(config.guard_window, config.guard_tolerance))
 
     evidence: Evidence  # what the last decision rested on, for records and figures
+    decision: Decision
 
     def route(self, batch: Input) -> Decision:
         """Describe the images, decide, and select (or add) the domain's experts."""
         self.evidence = self._describe(batch)
-        decision = self.discriminator.decide(self.evidence)
+        decision = self.decision = self.discriminator.decide(self.evidence)
         wanted = decision.per_sample or (decision.domain,)
         for domain in dict.fromkeys(wanted):
             if domain not in self.pool.domains:
@@ -184,7 +185,12 @@ class DualExpert(Method):
         return total, torch.full_like(confident, len(logits))
 
     def update(self, batch: Input, objective: Objective) -> bool:
-        """One step of the shared and of every selected domain's optimizer."""
+        """One step of the shared and of every selected domain's optimizer.
+
+        A decision on thin evidence may be wrong, and then teaches the wrong expert: no step.
+        """
+        if not self.decision.settled:
+            return False
         optimizers = self.pool.optimizers()
         if self.config.guard:
             self._slow_down()
