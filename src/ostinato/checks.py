@@ -73,7 +73,8 @@ def small_model(seed: int = 0) -> nn.Module:
     finally:
         torch.set_rng_state(state)
     model.pretrained_cfg = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
-    return model.eval()
+    result: nn.Module = model.eval()
+    return result
 
 
 def small_batches(count: int, size: int = 8, seed: int = 0) -> list[Tensor]:
@@ -262,10 +263,10 @@ def check_memory(build: Build) -> str | None:
     def size() -> int:
         return sum(t.numel() for t in method.export_state().tensors.values())
 
-    for _ in range(8):
+    for _ in range(3):
         _run(method, batches)
     settled = size()
-    for _ in range(3):
+    for _ in range(2):
         _run(method, batches)
     # Snapshots and buffers come and go; what is kept for every batch adds up to far more.
     return None if size() <= 1.25 * settled else f"state grew from {settled} to {size()} numbers"
