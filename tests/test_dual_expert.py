@@ -47,7 +47,7 @@ def test_every_preset_conforms(preset):
     "settings",
     [
         {"experts": {"fusion": "input", "placement": "parallel"}},
-        {"discriminator": {"route": "sample"}, "max_domains": 3, "guard_window": 32},
+        {"discriminator": {"route": "sample"}, "max_domains": 2, "guard": False},
         {"max_domains": 2, "retire": "merge", "offload": True},
         {"predict": "after", "steps": 2},
         {"discriminator": {"descriptor": "cls-feature"}, "max_domains": 3},

@@ -11,8 +11,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ostinato.errors import StateError
+from ostinato.ops.optim import export_optimizer, import_optimizer
 from ostinato.ops.snapshot import State
 
+EMPTY: dict[str, Any] = {"kind": "", "plain": {}, "settings": []}
 MakeOptimizer = Callable[[list[nn.Parameter]], Optimizer]
 
 
@@ -39,9 +41,9 @@ class Group:
         tensors: dict[str, Tensor] = {
             f"parameters/{name}": p.detach() for name, p in self.parameters.items()
         }
-        found, values = _pack(self.optimizer)
-        tensors.update({f"optimizer/{name}": tensor for name, tensor in found.items()})
-        return State(tensors, values)
+        found = State(values=EMPTY) if self.optimizer is None else export_optimizer(self.optimizer)
+        tensors.update({f"optimizer/{name}": tensor for name, tensor in found.tensors.items()})
+        return State(tensors, found.values)
 
     def keep(self, device: torch.device | None = None) -> None:
         """Take a snapshot, in place of the last one."""
@@ -58,7 +60,8 @@ class Group:
             parameter.copy_(state.tensors[f"parameters/{name}"])
         self.zero_grad()
         if self.optimizer is not None:
-            _unpack(self.optimizer, state.part("optimizer").tensors, state.values, schedule)
+            found = State(state.part("optimizer").tensors, state.values)
+            import_optimizer(self.optimizer, found, schedule=schedule)
 
     def forget(self) -> None:
         """Clear what the optimizer has gathered."""
@@ -125,58 +128,3 @@ def check_state(
     known = {str(index) for index in range(len(shapes))}
     if len(state.values.get("settings", ())) != groups or not indices <= known:
         raise StateError(f"The optimizer state of {where} does not fit its parameters.")
-
-
-def _pack(optimizer: Optimizer | None) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """An optimizer's state as tensors by "index/name", and plain values."""
-    if optimizer is None:
-        return {}, {"kind": "", "plain": {}, "settings": []}
-    full = optimizer.state_dict()
-    tensors: dict[str, Tensor] = {}
-    plain: dict[str, dict[str, Any]] = {}
-    for index, entries in full["state"].items():
-        for name, value in entries.items():
-            if isinstance(value, Tensor):
-                tensors[f"{index}/{name}"] = value.detach()
-            else:
-                plain.setdefault(str(index), {})[name] = _jsonable(name, value)
-    settings = [
-        {name: _jsonable(name, value) for name, value in group.items() if name != "params"}
-        for group in full["param_groups"]
-    ]
-    return tensors, {"kind": type(optimizer).__name__, "plain": plain, "settings": settings}
-
-
-def _unpack(
-    optimizer: Optimizer, tensors: dict[str, Tensor], values: dict[str, Any], schedule: bool
-) -> None:
-    state: dict[int, dict[str, Any]] = {}
-    for key, tensor in tensors.items():
-        index, name = key.split("/", 1)
-        state.setdefault(int(index), {})[name] = tensor.detach().clone()
-    for index, entries in values["plain"].items():
-        state.setdefault(int(index), {}).update(entries)
-    groups = optimizer.state_dict()["param_groups"]
-    if schedule:
-        groups = [
-            {**now, **{n: _like(now.get(n), v) for n, v in then.items()}}
-            for now, then in zip(groups, values["settings"], strict=True)
-        ]
-    optimizer.load_state_dict({"state": state, "param_groups": groups})
-
-
-def _jsonable(name: str, value: Any) -> Any:
-    if isinstance(value, Tensor) and value.numel() == 1:
-        return value.item()
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    if isinstance(value, tuple | list):
-        return [_jsonable(name, item) for item in value]
-    raise StateError(f"The optimizer's {name} is a {type(value).__name__}, which cannot be saved.")
-
-
-def _like(now: Any, then: Any) -> Any:
-    """JSON knows no tuples and no tensors; give a value back the type it has here."""
-    if isinstance(now, tuple):
-        return tuple(then)
-    return torch.full_like(now, then) if isinstance(now, Tensor) else then

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from ostinato.errors import StateError
 from ostinato.ops.snapshot import State
 
 OptimizerName = Literal["adam", "adamw", "sgd"]
@@ -39,30 +40,44 @@ def make_optimizer(
 
 
 def export_optimizer(optimizer: torch.optim.Optimizer) -> State:
-    """Every parameter's optimizer state, by its position, and each group's numbers."""
-    packed = optimizer.state_dict()
-    state = State(values={"numbers": {}, "lr": [group["lr"] for group in packed["param_groups"]]})
-    for position, entries in packed["state"].items():
-        for key, value in entries.items():
+    """An optimizer's state as tensors by "index/name", and plain values."""
+    full = optimizer.state_dict()
+    tensors: dict[str, torch.Tensor] = {}
+    plain: dict[str, dict[str, Any]] = {}
+    for index, entries in full["state"].items():
+        for name, value in entries.items():
             if isinstance(value, torch.Tensor):
-                state.tensors[f"{position}.{key}"] = value
-            elif value is not None:
-                state.values["numbers"][f"{position}.{key}"] = value
-    return state
+                tensors[f"{index}/{name}"] = value.detach()
+            else:
+                plain.setdefault(str(index), {})[name] = _jsonable(name, value)
+    settings = [
+        {name: _jsonable(name, value) for name, value in group.items() if name != "params"}
+        for group in full["param_groups"]
+    ]
+    kind = type(optimizer).__name__
+    return State(tensors, {"kind": kind, "plain": plain, "settings": settings})
 
 
-def import_optimizer(optimizer: torch.optim.Optimizer, state: State) -> None:
-    """Become what `export_optimizer` described; the parameters must be in the same order."""
-    packed = optimizer.state_dict()
-    packed["state"] = {}
-    for source in (state.tensors, state.values.get("numbers", {})):
-        for name, value in source.items():
-            position, key = name.split(".", 1)
-            kept = value.detach().clone() if isinstance(value, torch.Tensor) else value
-            packed["state"].setdefault(int(position), {})[key] = kept
-    for group, lr in zip(packed["param_groups"], state.values.get("lr", []), strict=False):
-        group["lr"] = lr
-    optimizer.load_state_dict(packed)
+def import_optimizer(
+    optimizer: torch.optim.Optimizer, state: State, *, schedule: bool = True
+) -> None:
+    """Become what `export_optimizer` described; the parameters must be in the same order.
+
+    Without `schedule` the learning rate and the other settings stay as they are.
+    """
+    entries: dict[int, dict[str, Any]] = {}
+    for key, tensor in state.tensors.items():
+        index, name = key.split("/", 1)
+        entries.setdefault(int(index), {})[name] = tensor.detach().clone()
+    for index, values in state.values["plain"].items():
+        entries.setdefault(int(index), {}).update(values)
+    groups = optimizer.state_dict()["param_groups"]
+    if schedule:
+        groups = [
+            {**now, **{n: _like(now.get(n), v) for n, v in then.items()}}
+            for now, then in zip(groups, state.values["settings"], strict=True)
+        ]
+    optimizer.load_state_dict({"state": entries, "param_groups": groups})
 
 
 class OptimizerState:
@@ -96,3 +111,20 @@ def total_norm(parameters: Sequence[nn.Parameter]) -> torch.Tensor:
         return torch.zeros(())
     norm: torch.Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
     return norm
+
+
+def _jsonable(name: str, value: Any) -> Any:
+    if isinstance(value, torch.Tensor) and value.numel() == 1:
+        return value.item()
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, tuple | list):
+        return [_jsonable(name, item) for item in value]
+    raise StateError(f"The optimizer's {name} is a {type(value).__name__}, which cannot be saved.")
+
+
+def _like(now: Any, then: Any) -> Any:
+    """JSON knows no tuples and no tensors; give a value back the type it has here."""
+    if isinstance(now, tuple):
+        return tuple(then)
+    return torch.full_like(now, then) if isinstance(now, torch.Tensor) else then
