@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import shutil
+import os
 import statistics
 import sys
-import tempfile
 import time
 from pathlib import Path
 
@@ -13,81 +12,67 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from ostinato.bench.results import RunFolder
 from ostinato.bench.summary import Summary
-from ostinato.demo.live import Job, finished, run_all, stamp
-from ostinato.demo.plan import BATCH, DOMAINS, ROUNDS, Plan, Row
-from ostinato.errors import ConfigError
+from ostinato.demo.folder import Job, choose_home, prepare
+from ostinato.demo.live import watcher
+from ostinato.demo.plan import ROUNDS, Plan, Row
+from ostinato.demo.workers import run_all
 
-HOME = "ostinato-demo"
+WIDE = 96
 
 
 def demo(quick: bool = False, out: Path | None = None) -> None:
     """Run the plan, print the table, write the report; its path comes last."""
-    started = time.perf_counter()
+    home, reason = choose_home(out)
+    again = "ostinato demo" + " --quick" * quick
+    again += f" --out {home}" if out is not None or reason is not None else ""
     console = Console(stderr=True)
-    plan = Plan.make(quick)
-    home = _home(out, console)
-    jobs = _jobs(plan, home)
-    if all(finished(job.home) for job in jobs):
-        for job in jobs:  # a demo that was seen to its end starts anew
-            shutil.rmtree(job.home)
-        jobs = _jobs(plan, home)
-    elif any(job.home.exists() for job in jobs):
-        console.print(f"Going on with the demo in {home}.", highlight=False)
-    console.print(plan.describe(), highlight=False)
+    if reason is not None:
+        _note(console, reason)
     try:
-        run_all(jobs, console)
+        show(Plan.make(quick), home, console)
     except KeyboardInterrupt:
-        again = "ostinato demo" + " --quick" * quick + (f" --out {out}" if out else "")
-        console.print(f"\nInterrupted. To go on: {again}", highlight=False)
+        _note(console, f"\nInterrupted. To go on: {again}")
         raise SystemExit(130) from None
-    print(table_text(plan, jobs))
-    page = _report(jobs, home)
-    print(f"{time.perf_counter() - started:.0f} s in all. Report: {page}")
 
 
-def _home(out: Path | None, console: Console) -> Path:
-    home = out or Path(HOME)
-    try:
-        home.mkdir(parents=True, exist_ok=True)
-        stamp(home)
-    except OSError as error:
-        if out is not None:
-            raise ConfigError(f"Cannot write to {out}: {error.strerror}. Choose --out.") from None
-        home = Path(tempfile.mkdtemp(prefix="ostinato-demo-"))
-        console.print(f"This folder cannot be written to; using {home}.", highlight=False)
-    return home
+def show(plan: Plan, home: Path, console: Console) -> Path:
+    """The demo of one plan in a folder that is ready for it; returns the report's path."""
+    started = time.perf_counter()
+    jobs, begun = prepare(plan, home)
+    if begun:
+        _note(console, f"Going on with the demo in {home}.")
+    _note(console, plan.describe())
+    run_all(jobs, watcher(console))
+    _say(table_text(plan, jobs, _columns()))
+    page = _report(jobs, home / plan.page)
+    _say(f"{time.perf_counter() - started:.0f} s in all. Report: {page}")
+    return page
 
 
-def _jobs(plan: Plan, home: Path) -> list[Job]:
-    per_domain = -(-plan.images // BATCH)
-    jobs = []
-    for row, spec in plan.specs():
-        name = f"{row.title.lower().replace(' ', '-')}-{spec.seed}-{plan.images}"
-        jobs.append(Job(row, spec, home / "runs" / name, per_domain * len(DOMAINS) * ROUNDS))
-    return jobs
+def table_text(plan: Plan, jobs: list[Job], width: int = 100) -> str:
+    """The table as text: error per round, mean, RF, domains found and speed, over all seeds.
 
-
-def table_text(plan: Plan, jobs: list[Job]) -> str:
-    """The table as text: error per round, mean, RF, domains found and speed, over all seeds."""
-    wide = Console(width=100, no_color=not sys.stdout.isatty(), highlight=False)
+    It is plain text, without any control characters; below 96 columns its gaps get smaller.
+    """
     many = len(plan.seeds) > 1
     table = Table(
         title="Error in %" + (", mean ± spread over seeds" if many else ""),
         title_justify="left",
         box=box.SIMPLE_HEAD,
         pad_edge=False,
+        padding=(0, int(width >= WIDE)),
     )
-    columns = ["round 1", "round 2", "round 3", "mean", "RF", "domains", "images/s"]
+    columns = [f"round {number + 1}" for number in range(ROUNDS)]
+    columns += ["mean", "RF", "domains", "images/s"]
     table.add_column("method", no_wrap=True)
     for name in columns:
         table.add_column(name, justify="right", no_wrap=True)
     for row in plan.rows:
-        mine = [_summary(job) for job in jobs if job.row == row]
-        table.add_row(*_cells(row, mine))
-    with wide.capture() as kept:
-        wide.print(table)
+        table.add_row(*_cells(row, [job.summary() for job in jobs if job.row == row]))
+    plain = Console(width=100, color_system=None, force_terminal=False, highlight=False)
+    with plain.capture() as kept:
+        plain.print(table)
     return "\n".join(line.rstrip() for line in kept.get().strip().splitlines())
 
 
@@ -108,12 +93,31 @@ def _spread(values: list[float], sign: bool = False) -> str:
     return mean if len(values) == 1 else f"{mean}±{statistics.stdev(values):.1f}"
 
 
-def _summary(job: Job) -> Summary:
-    return RunFolder.open(next(job.home.glob("*/summary.json")).parent).summary()
-
-
-def _report(jobs: list[Job], home: Path) -> Path:
+def _report(jobs: list[Job], page: Path) -> Path:
     from ostinato.report.command import write_report
 
-    runs = [next(job.home.glob("*/summary.json")).parent for job in jobs]
-    return write_report(runs, home / "report.html", title="Ostinato demo").resolve()
+    return write_report([job.folder().path for job in jobs], page, title="Ostinato demo").resolve()
+
+
+def _columns() -> int:
+    """Columns of the terminal that shows the table; a file has room enough."""
+    try:
+        return os.get_terminal_size(sys.stdout.fileno()).columns or WIDE
+    except (OSError, ValueError, AttributeError):
+        return WIDE
+
+
+def _note(console: Console, text: str) -> None:
+    console.print(text, markup=False, highlight=False, soft_wrap=not console.is_terminal)
+
+
+def _say(text: str) -> None:
+    """Print, whatever reads it: a reader that has gone away, or one without these letters."""
+    if sys.stdout is None:
+        return
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    try:
+        print(text.encode(encoding, "replace").decode(encoding), flush=True)
+    except BrokenPipeError:
+        # What follows, the flush at exit too, goes nowhere; the report is written all the same.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

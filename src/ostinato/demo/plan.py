@@ -61,6 +61,16 @@ class Plan:
             return cls(tuple(row for row in ROWS if row.method != "cotta"), SEEDS[:1], 50)
         return cls(ROWS, SEEDS, 125)
 
+    @property
+    def page(self) -> str:
+        """The report's file; the short demo does not replace the whole one's."""
+        return "report.html" if self == Plan.make() else "report-quick.html"
+
+    @property
+    def batches(self) -> int:
+        """Batches of one run."""
+        return -(-self.images // BATCH) * len(DOMAINS) * ROUNDS
+
     def specs(self) -> list[tuple[Row, Spec]]:
         """One spec per row and seed; every row of a seed before the next seed."""
         return [(row, self._spec(row, seed)) for seed in self.seeds for row in self.rows]
