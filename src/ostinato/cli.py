@@ -8,15 +8,17 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, NoReturn
 
 import tyro
 
 from ostinato.cli_bench import compare_command, run_command, table_command
+from ostinato.cli_data import data_check_command, data_fetch_command
+from ostinato.cli_methods import list_command, prepare_command, speed_command
 from ostinato.errors import OstinatoError, did_you_mean
 from ostinato.report.command import report as report_command
 
-Name = Annotated[str, tyro.conf.arg(metavar="NAME")]
+Name = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="NAME")]
 
 USAGE = """Ostinato: continual test-time adaptation that remembers the domains it has met.
 
@@ -38,28 +40,6 @@ def _demo(quick: bool = False, out: Path | None = None) -> None:
     demo(quick, out)
 
 
-def _list(kind: Literal["methods", "descriptors", "discriminators"]) -> None:
-    """Show what is registered.
-
-    Args:
-        kind: which collection.
-    """
-    from ostinato import registry
-
-    table = {
-        "methods": registry.METHODS,
-        "descriptors": registry.DESCRIPTORS,
-        "discriminators": registry.DISCRIMINATORS,
-    }[kind]
-    for name in table.names():
-        info = getattr(table[name], "info", None)
-        if info is None:
-            print(name)
-        else:
-            needs = ", ".join(sorted(info.needs)) or "-"
-            print(f"{name:14} {info.title:24} {info.paper:30} needs: {needs}")
-
-
 def _check(method: Name) -> None:
     """Run the public conformance suite on a method.
 
@@ -78,19 +58,23 @@ def _check(method: Name) -> None:
 
 COMMANDS: dict[str, tuple[Callable[..., None], str]] = {
     "demo": (_demo, "adapt an embedded model to domains that come back; table and report"),
-    "list": (_list, "methods | descriptors | discriminators: what is registered"),
+    "list": (list_command, "methods | datasets | streams | tables | ...: what is registered"),
     "check": (_check, "METHOD: run the conformance suite"),
+    "prepare": (prepare_command, "METHOD: make what it needs from source images; a file"),
     "run": (run_command, "SPEC | RUN: run a method on a stream, or go on with a run"),
     "table": (table_command, "NAME: make one of the paper's tables"),
     "compare": (compare_command, "RUN RUN...: paired comparison with confidence intervals"),
     "report": (report_command, "RUN...: one self-contained HTML page with every figure"),
+    "data check": (data_check_command, "NAME: is a data set there and whole?"),
+    "data fetch": (data_fetch_command, "NAME: download it, or say what only a person can do"),
+    "speed": (speed_command, "images per second and memory of a step, beside the forward alone"),
 }
 
 
-def usage() -> str:
-    """The help page."""
-    rows = [f"  {name:10} {text}" for name, (_, text) in COMMANDS.items()]
-    return USAGE.format(commands="\n".join(rows))
+def usage(group: str = "") -> str:
+    """The help page, of all commands or of those that begin with a word."""
+    chosen = {name: text for name, (_, text) in COMMANDS.items() if name.startswith(group)}
+    return USAGE.format(commands="\n".join(f"  {n:10} {text}" for n, text in chosen.items()))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -104,13 +88,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
         print(f"ostinato {__version__}")
         return
-    words = 2 if " ".join(given[:2]) in COMMANDS else 1
+    group = f"{given[0]} "
+    if any(name.startswith(group) for name in COMMANDS) and given[1:2] in ([], ["-h"], ["--help"]):
+        print(usage(group))
+        return
+    words = 2 if any(name.startswith(group) for name in COMMANDS) else 1
     name, rest = " ".join(given[:words]), given[words:]
     if name not in COMMANDS:
         _fail(f"There is no command {name!r}. {did_you_mean(name, COMMANDS)}")
-    config = (tyro.conf.PositionalRequiredArgs,)
     try:
-        tyro.cli(COMMANDS[name][0], args=rest, prog=f"ostinato {name}", config=config)
+        tyro.cli(COMMANDS[name][0], args=rest, prog=f"ostinato {name}")
     except OstinatoError as error:
         _fail(str(error))
     except KeyboardInterrupt:
@@ -118,6 +105,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise SystemExit(130) from None
 
 
-def _fail(message: str) -> None:
+def _fail(message: str) -> NoReturn:
     print(f"error: {message}", file=sys.stderr)
     raise SystemExit(2)

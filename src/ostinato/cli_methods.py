@@ -1,0 +1,212 @@
+"""The commands around methods: list what there is, prepare one, measure a step."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+
+from ostinato.cli_bench import Words
+from ostinato.errors import ConfigError, StateError
+
+Kind = Literal[
+    "methods", "datasets", "streams", "tables", "corruptions", "descriptors", "discriminators"
+]
+STATISTICS = "statistics"
+"""What to prepare for methods that need source statistics."""
+
+
+def list_command(kind: Annotated[Kind, tyro.conf.Positional], markdown: bool = False) -> None:
+    """Show what is registered, one line each.
+
+    Args:
+        kind: which collection.
+        markdown: as Markdown; of methods, the whole page docs/methods.md with measured costs.
+    """
+    from ostinato.bench import catalogue
+
+    if markdown and kind == "methods":
+        from ostinato.bench.method_page import method_page
+
+        print(method_page(), end="")
+        return
+    head, rows = catalogue.catalogue(kind)
+    if markdown:
+        print(catalogue.markdown(head, rows))
+        return
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    for line in catalogue.columns([head, *rows]):
+        print(line[:width])
+
+
+def prepare_command(
+    method: Annotated[str, tyro.conf.Positional],
+    /,
+    *,
+    model: str,
+    data: str,
+    out: Path,
+    weights: str | None = None,
+    num_classes: int | None = None,
+    root: Path | None = None,
+    images: int | None = None,
+    normalize: Literal["model", "none", "input"] = "model",
+    transform: str | None = None,
+    preset: str | None = None,
+    settings: Words = (),
+    seed: int = 0,
+    device: str = "auto",
+) -> None:
+    """Make what a method needs from source images before deployment, and write it to a file.
+
+    Args:
+        method: a registered method, or 'statistics' for source statistics.
+        model: 'embedded', a timm name with its tag, or a Hugging Face name.
+        data: a folder of class folders, a data set, DATASET:SPLIT, or an npz file.
+        out: the file to write, for ostinato.adapt(model, METHOD, prepared=FILE).
+        weights: a checkpoint file, or 'random'.
+        num_classes: outputs of a timm model, where not its usual number.
+        root: the folder that holds the data set; OSTINATO_DATA unless given.
+        images: how many to take; 500 unless given, or all where there are fewer.
+        normalize: the input convention.
+        transform: resizing by name; chosen by the model's input size unless given.
+        preset: the method's named settings.
+        settings: single settings of the method, such as warm_steps=500.
+        seed: of the choice of images, and of the method.
+        device: cpu, cuda or auto.
+    """
+    from ostinato.bench.fit import resolve_device
+    from ostinato.bench.models import check_model, load_model
+    from ostinato.bench.source_images import load_source, open_source
+    from ostinato.bench.spec import Spec, parse_pairs
+
+    given = {"seed": seed, **parse_pairs(settings)}
+    config = _check_preparation(method, preset, given, out)
+    wanted = {"model": model, "weights": weights, "num_classes": num_classes}
+    spec = Spec.parse({**wanted, "normalize": normalize, "device": resolve_device(device)})
+    check_model(spec)
+    dataset = open_source(data, root)
+    source = load_model(spec)
+    taken = load_source(
+        dataset, source, count=images, transform=transform, normalize=normalize, seed=seed
+    )
+    if taken.note and method != STATISTICS:
+        print(f"note: {taken.note}", file=sys.stderr)
+    facts = {"model": model, "weights": weights, "normalize": normalize, "data": data}
+    facts |= {"transform": taken.transform, "images": len(taken.images), "seed": seed}
+    _write(method, source, taken, config, facts, out)
+    key = "statistics" if method == STATISTICS else "prepared"
+    name = "dual_expert" if method == STATISTICS else method
+    print(f"{out}: {key} from {len(taken.images)} images, transform {taken.transform}")
+    print(f"use it with ostinato.adapt(model, {name!r}, {key}={str(out)!r})")
+
+
+def _check_preparation(method: str, preset: str | None, settings: dict[str, Any], out: Path) -> Any:
+    """The method's config; refuse what cannot work before anything is loaded."""
+    from ostinato.methods.base import Method
+    from ostinato.methods.contract import resolve_config
+    from ostinato.registry import METHODS
+
+    if not out.parent.is_dir():
+        raise StateError(f"Cannot save to {out}: the folder {out.parent} does not exist.")
+    if method == STATISTICS:
+        if preset is not None or set(settings) > {"seed"}:
+            raise ConfigError("Source statistics have no preset and no settings: leave them out.")
+        return None
+    kind = METHODS[method]
+    config = resolve_config(kind, preset, settings)
+    if getattr(kind.prepare, "__func__", None) is getattr(Method.prepare, "__func__", None):
+        able = [n for n in kind.presets if _wants_statistics(kind, n)]
+        hint = f" Its preset {able[0]} takes 'ostinato prepare statistics'." if able else ""
+        raise ConfigError(f"{method} needs no preparation.{hint}")
+    return config
+
+
+def _wants_statistics(kind: Any, preset: str) -> bool:
+    from ostinato.methods.contract import resolve_config
+
+    return "source statistics" in kind.needs(resolve_config(kind, preset, {}))
+
+
+def _write(
+    method: str, model: Any, taken: Any, config: Any, facts: dict[str, Any], out: Path
+) -> None:
+    from ostinato.api import collect_statistics, prepare
+    from ostinato.models import fingerprint
+    from ostinato.ops.snapshot import save_state
+
+    normalize = facts["normalize"]
+    if method == STATISTICS:
+        collect_statistics(model, taken.images, normalize=normalize).save(out)
+        return
+    plain = config.model_dump(mode="json")
+    header = {"kind": "prepared", "method": method, "settings": plain, **facts}
+    header["fingerprint"] = fingerprint(model)
+    labels = taken.labels
+    if labels is not None:
+        labels = labels.to(next(model.parameters()).device)
+    try:
+        state = prepare(model, method, taken.images, labels, normalize=normalize, **plain)
+    except RuntimeError as error:  # shapes that the method does not expect of a model
+        raise ConfigError(
+            f"{method} cannot be prepared on {facts['model']}: {str(error)[:160]}"
+        ) from error
+    save_state(out, state, header)
+
+
+def speed_command(
+    *,
+    model: str = "vit_tiny_patch16_224",
+    weights: str | None = None,
+    batch_size: int = 50,
+    steps: int = 10,
+    device: str = "auto",
+    precision: Literal["fp32", "bf16"] = "fp32",
+    normalize: Literal["model", "none"] = "model",
+) -> None:
+    """Images per second and peak memory: the forward alone, a TENT step, a step of ours.
+
+    Args:
+        model: 'embedded' or a timm name.
+        weights: a checkpoint file; random ones unless given, which are as fast.
+        batch_size: images a batch.
+        steps: timed batches of each; their median counts.
+        device: cpu, cuda or auto.
+        precision: fp32 or bf16.
+        normalize: the input convention.
+    """
+    import torch
+
+    from ostinato.bench.catalogue import columns
+    from ostinato.bench.fit import resolve_device
+    from ostinato.bench.models import OWN, RANDOM, check_model, load_model
+    from ostinato.bench.spec import Spec
+    from ostinato.bench.speed import measure_speed
+
+    place = resolve_device(device)
+    chosen = weights or (None if model in OWN else RANDOM)
+    spec = Spec.parse({"model": model, "weights": chosen, "device": place})
+    check_model(spec)
+    config = getattr(load_model(spec), "pretrained_cfg", {})
+    size = tuple(config.get("input_size", (3, 224, 224)))
+    found = measure_speed(
+        lambda: load_model(spec),
+        batch_size=batch_size,
+        size=size,
+        steps=steps,
+        precision=precision,
+        normalize=normalize,
+    )
+    where = torch.cuda.get_device_name(place) if place.startswith("cuda") else place
+    threads = f", {torch.get_num_threads()} threads" if place == "cpu" else ""
+    print(f"{model}, {size[1]} px, batch {batch_size}, {precision}, {where}{threads}")
+    print(f"median of {steps} batches each, taken in turns; a batch is the same random images")
+    rows = [("", "images/s", "ms a batch", "× forward", "peak MB")]
+    for one in found:
+        shown = (f"{one.images:.1f}", f"{one.milliseconds:.1f}", f"{one.ratio:.2f}")
+        rows.append((one.name, *shown, f"{one.memory / 1e6:.0f}"))
+    for line in columns(rows):
+        print(line)
