@@ -29,6 +29,7 @@ TINY: dict[str, Any] = {
     [
         ({"metod": "tent"}, "no setting 'metod'. Did you mean 'method'"),
         ({"method": "tnet"}, "no method 'tnet'. Did you mean 'tent'"),
+        ({"model": "test_vit", "num_classes": 100}, "untrained head of 100 classes"),
         ({"method": "tent", "preset": "imagenet"}, "no preset 'imagenet'. Did you mean"),
         ({"method": "tent", "settings": {"rl": 1}}, "TentConfig has no setting 'rl'"),
         ({"method": "tent", "settings": {"lr": -1}}, "lr = -1"),

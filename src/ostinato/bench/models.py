@@ -37,6 +37,11 @@ def check_model(spec: Spec) -> None:
     tagged = timm.list_pretrained(f"{architecture}.*") if "." in spec.model else [spec.model]
     if spec.model not in tagged:
         raise ConfigError(f"There is no model {spec.model!r}. {did_you_mean(spec.model, tagged)}")
+    if spec.num_classes is not None and spec.weights is None:
+        raise ConfigError(
+            f"{spec.model} would get a new, untrained head of {spec.num_classes} classes: pass "
+            "weights=FILE of a model trained for them (or weights=random, to try things out)."
+        )
 
 
 def load_model(spec: Spec) -> nn.Module:
