@@ -11,7 +11,6 @@ from ostinato.methods.base import Input, Method, MethodInfo, Objective
 from ostinato.ops.snapshot import State
 from ostinato.registry import METHODS
 
-
 # The same code with fewer repetitions, where the defaults repeat a step many times.
 SHORT = {
     "dpcore": {"new_steps": 3},
