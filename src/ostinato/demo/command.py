@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import statistics
 import sys
@@ -96,6 +97,8 @@ def _spread(values: list[float], sign: bool = False) -> str:
 def _report(jobs: list[Job], page: Path) -> Path:
     from ostinato.report.command import write_report
 
+    # Without a home of its own it makes a temporary one, and says so at length.
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)
     return write_report([job.folder().path for job in jobs], page, title="Ostinato demo").resolve()
 
 
