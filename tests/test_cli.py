@@ -256,11 +256,13 @@ def test_speed_compares_steps_with_the_forward(capsys: pytest.CaptureFixture[str
     assert run("speed", *words) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()[-3:]]
     assert [line[0] for line in lines] == ["forward", "tent", "dual_expert"]
-    images, milliseconds, ratio, memory = (float(text) for text in lines[0][1:])
+    images, milliseconds, ratio = (float(text) for text in lines[0][1:4])
+    assert [line[4] for line in lines[:2]] == ["0%", "100%"]
+    memory = float(lines[0][5])
     assert ratio == 1.0
     assert images * milliseconds == pytest.approx(2000, rel=0.02)
     source = sum(p.numel() * 4 for p in embedded_model().parameters()) / 1e6
-    assert source - 1 < memory < float(lines[1][4])
+    assert source - 1 < memory < float(lines[1][5])
 
 
 def test_live_tensors_see_what_backward_keeps() -> None:

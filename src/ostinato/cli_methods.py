@@ -95,7 +95,12 @@ def prepare_command(
     )
     if taken.note and method != STATISTICS:
         print(f"note: {taken.note}", file=sys.stderr)
-    facts = {"model": model, "weights": weights, "normalize": normalize, "data": data}
+    facts: dict[str, Any] = {
+        "model": model,
+        "weights": weights,
+        "normalize": normalize,
+        "data": data,
+    }
     facts |= {"transform": taken.transform, "images": len(taken.images), "seed": seed}
     _write(method, source, taken, config, facts, out)
     key = "statistics" if method == STATISTICS else "prepared"
@@ -204,9 +209,9 @@ def speed_command(
     threads = f", {torch.get_num_threads()} threads" if place == "cpu" else ""
     print(f"{model}, {size[1]} px, batch {batch_size}, {precision}, {where}{threads}")
     print(f"median of {steps} batches each, taken in turns; a batch is the same random images")
-    rows = [("", "images/s", "ms a batch", "× forward", "peak MB")]
+    rows = [("", "images/s", "ms a batch", "× forward", "updates", "peak MB")]
     for one in found:
-        shown = (f"{one.images:.1f}", f"{one.milliseconds:.1f}", f"{one.ratio:.2f}")
-        rows.append((one.name, *shown, f"{one.memory / 1e6:.0f}"))
+        time = (f"{one.images:.1f}", f"{one.milliseconds:.1f}", f"{one.ratio:.2f}")
+        rows.append((one.name, *time, f"{one.updates:.0%}", f"{one.memory / 1e6:.0f}"))
     for line in columns(rows):
         print(line)

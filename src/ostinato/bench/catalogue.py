@@ -73,7 +73,7 @@ def first_line(item: Any) -> str:
 
 
 def _methods() -> list[Row]:
-    rows = []
+    rows: list[Row] = []
     for name in registry.METHODS:
         kind = registry.METHODS[name]
         info = kind.info
@@ -85,7 +85,7 @@ def _methods() -> list[Row]:
 def _datasets() -> list[Row]:
     from ostinato.data.sources import SOURCES
 
-    rows = []
+    rows: list[Row] = []
     for name in registry.DATASETS:
         kind = registry.DATASETS[name]
         source = SOURCES.get(name)
@@ -98,7 +98,7 @@ def _corruptions() -> list[Row]:
     from ostinato.data.corruptions import COMMON, DRIVING, EXTRA
 
     sets = {"common": COMMON, "extra": EXTRA, "driving": DRIVING}
-    rows = []
+    rows: list[Row] = []
     for group, names in sets.items():
         for name in names:
             item = registry.CORRUPTIONS[name]

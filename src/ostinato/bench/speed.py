@@ -32,6 +32,8 @@ class Speed:
         images: per second, from the median batch.
         milliseconds: the median batch.
         ratio: to the forward alone.
+        updates: share of the timed batches that moved something; a method may gather evidence,
+            and a step without an update is cheap.
         memory: bytes at the peak of a batch: the model, what the method keeps, activations.
     """
 
@@ -39,6 +41,7 @@ class Speed:
     images: float
     milliseconds: float
     ratio: float
+    updates: float
     memory: int
 
 
@@ -82,7 +85,7 @@ def measure_speed(
             for _ in range(WARM):
                 ways[name](images[:batch_size])
         kept[name] = memory.bytes
-    times = _interleaved(ways, images[:batch_size], steps)
+    times, moved = _interleaved(ways, images[:batch_size], steps)
     medians = {name: statistics.median(seconds) for name, seconds in times.items()}
     return [
         Speed(
@@ -90,6 +93,7 @@ def measure_speed(
             images=batch_size / seconds,
             milliseconds=1e3 * seconds,
             ratio=seconds / medians["forward"],
+            updates=moved[name] / steps,
             memory=kept[name] + _peak(ways[name], images[:batch_size]),
         )
         for name, seconds in medians.items()
@@ -124,8 +128,12 @@ def _dual_expert(model: nn.Module, images: Tensor, precision: str, normalize: No
     )
 
 
-def _interleaved(ways: dict[str, Step], images: Tensor, steps: int) -> dict[str, list[float]]:
+def _interleaved(
+    ways: dict[str, Step], images: Tensor, steps: int
+) -> tuple[dict[str, list[float]], dict[str, int]]:
+    """Seconds of every batch, and how many of them moved something, by name."""
     times: dict[str, list[float]] = {name: [] for name in ways}
+    moved = dict.fromkeys(ways, 0)
     for _ in range(steps):
         for name, step in ways.items():
             _wait(images.device)
@@ -133,7 +141,9 @@ def _interleaved(ways: dict[str, Step], images: Tensor, steps: int) -> dict[str,
             step(images)
             _wait(images.device)
             times[name].append(time.perf_counter() - started)
-    return times
+            last = getattr(step, "last", None)
+            moved[name] += last is not None and last.updated
+    return times, moved
 
 
 def _wait(device: torch.device) -> None:
@@ -171,7 +181,7 @@ def _peak(step: Step, images: Tensor) -> int:
         torch.cuda.reset_peak_memory_stats(images.device)
         before = torch.cuda.memory_allocated(images.device)
         step(images)
-        return torch.cuda.max_memory_allocated(images.device) - before
+        return int(torch.cuda.max_memory_allocated(images.device) - before)
     with LiveTensors() as live:
         step(images)
     return live.peak
