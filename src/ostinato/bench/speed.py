@@ -184,7 +184,7 @@ def _peak(step: Step, images: Tensor) -> int:
         return int(torch.cuda.max_memory_allocated(images.device) - before)
     with LiveTensors() as live:
         step(images)
-    return live.peak
+    return int(live.peak)
 
 
 class LiveTensors(TorchDispatchMode):
