@@ -17,7 +17,7 @@ from ostinato.bench.source_images import fitting_transform, load_source, open_so
 from ostinato.bench.speed import LiveTensors
 from ostinato.checks import small_model
 from ostinato.data.embedded import embedded_images, embedded_model
-from ostinato.errors import ConfigError, DataError
+from ostinato.errors import ConfigError, DataError, MissingResource
 from ostinato.models import fingerprint
 from ostinato.ops.snapshot import load_state
 
@@ -170,6 +170,18 @@ def test_a_prepared_file_is_what_adapt_reads(
     assert all(torch.equal(again.tensors[name], state.tensors[name]) for name in state.tensors)
     adapted = ostinato.adapt(embedded_model(), "eata", prepared=out)
     assert adapted(embedded_images("test")[0][:8]).shape == (8, 10)
+
+
+def test_a_file_prepared_for_something_else_is_refused(tmp_path: Path) -> None:
+    out = tmp_path / "eata.safetensors"
+    assert run("prepare", "eata", *PREPARE, "--images", "4", "--out", str(out)) == 0
+    with pytest.raises(MissingResource, match="another method"):
+        ostinato.adapt(embedded_model(), "ecotta", prepared=out)
+    other = embedded_model()
+    with torch.no_grad():
+        other.head.bias += 1
+    with pytest.raises(MissingResource, match="another source model"):
+        ostinato.adapt(other, "eata", prepared=out)
 
 
 def test_settings_reach_the_preparation(tmp_path: Path) -> None:

@@ -7,10 +7,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ostinato.errors import ConfigError
+from ostinato.errors import ConfigError, MissingResource
 from ostinato.methods.base import Method, Resources
 from ostinato.methods.contract import resolve_config
-from ostinato.models import Normalize, Triple, VisionModel
+from ostinato.models import Normalize, Triple, VisionModel, fingerprint
 from ostinato.ops.snapshot import State, load_state
 from ostinato.ops.statistics import SourceStatistics, collect
 from ostinato.ops.trainable import Flags
@@ -62,13 +62,26 @@ def adapt(
     if isinstance(statistics, (str, Path)):
         statistics = SourceStatistics.load(statistics)
     if isinstance(prepared, (str, Path)):
-        prepared = load_state(prepared)[0]
+        prepared = _read_prepared(prepared, method, model)
     if preset is None and method == "dual_expert":
         preset = "source-free" if statistics is None else "robust"
     config = resolve_config(kind, preset, settings)
     vision = VisionModel(model, normalize=normalize, mean=mean, std=std)
     adapted: Method = kind(vision, config, Resources(statistics, prepared), targets)
     return adapted
+
+
+def _read_prepared(path: str | Path, method: str, model: nn.Module) -> State:
+    """What `ostinato prepare` wrote, if it was for this method and this model."""
+    state, header = load_state(path)
+    mine = {"method": method, "fingerprint": fingerprint(model)}
+    for key, what in (("method", "another method"), ("fingerprint", "another source model")):
+        if header.get(key, mine[key]) != mine[key]:
+            raise MissingResource(
+                f"{path} was prepared for {what} ({header[key]}, not {mine[key]}). Make one with "
+                f"'ostinato prepare {method} --model ... --data ... --out FILE'."
+            )
+    return state
 
 
 def unwrap(adapted: Method) -> nn.Module:
