@@ -206,28 +206,33 @@ class Method(Persistent, nn.Module):
             batch = self._receive(images, classes, oracle)
             self.inspect(batch)
             self.events = []
-            decision = self.route(batch)
             try:
-                first, last, updated = self._adapt(batch)
-                logits = self.predict(batch, first, last).detach().float()
-                self.after(batch, last, decision)
-            except BaseException:
-                self.abort(decision)
-                raise
+                self.last = self.advance(batch)
             finally:
                 self.model.release()
+        self.last.seconds = time.perf_counter() - started
+        return self.last
+
+    def advance(self, batch: Input) -> StepOutput:
+        """Everything that follows a checked batch; wrappers call it on the method inside."""
+        decision = self.route(batch)
+        try:
+            first, last, updated = self._adapt(batch)
+            logits = self.predict(batch, first, last).detach().float()
+            self.after(batch, last, decision)
+        except BaseException:
+            self.abort(decision)
+            raise
         self.counters["steps"] += 1
         self.counters["size"] = list(batch.pixels.shape[-2:])
-        self.last = StepOutput(
+        return StepOutput(
             logits=logits,
             decision=decision,
             loss=last.extra.get("loss"),
             used=int(last.extra.get("used", 0)),
             updated=updated,
             events=tuple(self.events),
-            seconds=time.perf_counter() - started,
         )
-        return self.last
 
     def _adapt(self, batch: Input) -> tuple[Objective, Objective, bool]:
         first: Objective | None = None

@@ -116,19 +116,10 @@ class Reservoir(Method):
 
     def objective(self, batch: Input) -> Objective:
         """One whole step of the inner method on the selected slot."""
-        inner = self.inner
-        inner.events = self.events
-        decision = inner.route(batch)
-        try:
-            first, last, self.moved = inner._adapt(batch)
-            logits = inner.predict(batch, first, last).detach()
-            inner.after(batch, last, decision)
-        except BaseException:
-            inner.abort(decision)
-            raise
-        inner.counters["steps"] += 1
-        inner.counters["size"] = list(batch.pixels.shape[-2:])
-        return Objective(logits, None, last.used, last.extra)
+        self.inner.events = self.events
+        output = self.inner.advance(batch)
+        self.moved = output.updated
+        return Objective(output.logits, extra={"loss": output.loss, "used": output.used})
 
     def update(self, batch: Input, objective: Objective) -> bool:
         """The inner method has done it already."""
