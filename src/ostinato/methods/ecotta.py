@@ -15,7 +15,7 @@ from ostinato.ops.adapters import Adapted, beside_parts
 from ostinato.ops.losses import confident_entropy, entropy_threshold
 from ostinato.ops.optim import OptimizerName
 from ostinato.ops.snapshot import State
-from ostinato.ops.warmup import predictions, take_over, warm_up
+from ostinato.ops.warmup import take_over, warm_beside
 from ostinato.registry import METHODS
 
 
@@ -72,22 +72,16 @@ class Ecotta(Method):
     ) -> State:
         """Warm the meta networks on source images, with their labels or the model's own."""
         generator = torch.Generator().manual_seed(config.seed)
-        if labels is None:
-            labels = predictions(model, images, config.warm_batch)
         adapted = beside_parts(model, config.parts, config.rank, generator)
-        try:
-            return warm_up(
-                adapted,
-                adapted.added(),
-                images,
-                labels,
-                steps=config.warm_steps,
-                lr=config.warm_lr,
-                batch=config.warm_batch,
-                generator=generator,
-            )
-        finally:
-            adapted.detach()
+        return warm_beside(
+            adapted,
+            images,
+            labels,
+            steps=config.warm_steps,
+            lr=config.warm_lr,
+            batch=config.warm_batch,
+            generator=generator,
+        )
 
     def configure(self) -> None:
         """Meta networks in place."""

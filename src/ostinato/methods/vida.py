@@ -18,7 +18,7 @@ from ostinato.ops.optim import OptimizerName, OptimizerState, make_optimizer
 from ostinato.ops.snapshot import State
 from ostinato.ops.teacher import Substitute, Teacher, restore_
 from ostinato.ops.trainable import Weights
-from ostinato.ops.warmup import predictions, take_over, warm_up
+from ostinato.ops.warmup import take_over, warm_beside
 from ostinato.registry import METHODS
 from ostinato.types import Decision
 
@@ -100,22 +100,16 @@ class Vida(Method):
     ) -> State:
         """Warm the adapters on source images, with their labels or the model's own."""
         generator = torch.Generator().manual_seed(config.seed)
-        if labels is None:
-            labels = predictions(model, images, config.warm_batch)
         adapted = beside_attention(model, config.low_rank, config.high_rank, generator)
-        try:
-            return warm_up(
-                adapted,
-                adapted.added(),
-                images,
-                labels,
-                steps=config.warm_steps,
-                lr=config.warm_lr,
-                batch=config.warm_batch,
-                generator=generator,
-            )
-        finally:
-            adapted.detach()
+        return warm_beside(
+            adapted,
+            images,
+            labels,
+            steps=config.warm_steps,
+            lr=config.warm_lr,
+            batch=config.warm_batch,
+            generator=generator,
+        )
 
     def configure(self) -> None:
         """Adapters in place, two teachers and the adapters' own optimizer."""

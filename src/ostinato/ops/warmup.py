@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ostinato.errors import ConfigError, StateError
+from ostinato.ops.adapters import Adapted
 from ostinato.ops.optim import make_optimizer
 from ostinato.ops.snapshot import State
 
@@ -57,6 +58,34 @@ def warm_up(
             loss.backward()
             optimizer.step()
     return State({name: p.detach().clone() for name, p in parameters.items()})
+
+
+def warm_beside(
+    adapted: Adapted,
+    images: Tensor,
+    labels: Tensor | None,
+    *,
+    steps: int,
+    lr: float,
+    batch: int,
+    generator: torch.Generator,
+) -> State:
+    """Warm what stands beside a model's layers, then take it out; without labels, on its own."""
+    try:
+        if labels is None:  # what was added has no effect yet: these are the source's
+            labels = predictions(adapted, images, batch)
+        return warm_up(
+            adapted,
+            adapted.added(),
+            images,
+            labels,
+            steps=steps,
+            lr=lr,
+            batch=batch,
+            generator=generator,
+        )
+    finally:
+        adapted.detach()
 
 
 @torch.no_grad()
