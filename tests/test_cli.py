@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -284,3 +286,13 @@ def test_live_tensors_see_what_backward_keeps() -> None:
     assert 4000 <= live.now < 8000
     del loss
     assert live.now == 0
+
+
+def test_a_reader_that_leaves_early_gets_no_traceback() -> None:
+    command = [sys.executable, "-c", "from ostinato.cli import main; main(['list', 'corruptions'])"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as done:
+        assert done.stdout is not None
+        assert done.stderr is not None
+        done.stdout.close()
+        assert b"Traceback" not in done.stderr.read()
+    assert done.returncode == 141

@@ -5,6 +5,7 @@ Nothing heavy is imported until a command runs, so that help is immediate.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -100,6 +101,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         tyro.cli(COMMANDS[name][0], args=rest, prog=f"ostinato {name}")
     except OstinatoError as error:
         _fail(str(error))
+    except BrokenPipeError:  # whoever read the output has enough of it
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(141) from None
     except KeyboardInterrupt:
         print("\ninterrupted", file=sys.stderr)
         raise SystemExit(130) from None
