@@ -42,6 +42,9 @@ ROWS = (
 )
 
 
+QUICK = ("Source", "TENT", "Ostinato robust")
+
+
 @dataclass(frozen=True)
 class Plan:
     """Rows, seeds and images of one demo.
@@ -58,7 +61,7 @@ class Plan:
     def make(cls, quick: bool = False) -> Plan:
         """The whole demo, or the short one that shows that everything works."""
         if quick:
-            return cls(tuple(row for row in ROWS if row.method != "cotta"), SEEDS[:1], 50)
+            return cls(tuple(row for row in ROWS if row.title in QUICK), SEEDS[:1], 50)
         return cls(ROWS, SEEDS, 125)
 
     @property
