@@ -61,9 +61,12 @@ def test_robust_gets_better_every_round_and_beats_the_source(real_data: Path) ->
     shown, truth = images[CLEAN:], labels[CLEAN:]
     stream = {name: corrupt(shown, name, 5, range(len(shown))) for name in NAMES}
     statistics = ostinato.collect_statistics(vit_tiny(real_data), images[:CLEAN])
-    source = np.mean(errors(ostinato.adapt(vit_tiny(real_data), "source"), stream, truth))
+    frozen = errors(ostinato.adapt(vit_tiny(real_data), "source"), stream, truth)
     adapted = ostinato.adapt(vit_tiny(real_data), statistics=statistics)
-    rounds = [float(np.mean(errors(adapted, stream, truth))) for _ in range(ROUNDS)]
+    cells = [errors(adapted, stream, truth) for _ in range(ROUNDS)]
+    for name, *row in zip(NAMES, frozen, *cells, strict=True):
+        print(f"\n{name:18}", *(f"{value:5.1f}" for value in row), end="")
+    source, rounds = float(np.mean(frozen)), [float(np.mean(row)) for row in cells]
     print(f"\nsource {source:.1f}, rounds {[round(r, 1) for r in rounds]}, ", end="")
     print(f"{len(adapted.pool.domains)} domains of {len(NAMES)}")
     assert rounds[-1] < source - 5
