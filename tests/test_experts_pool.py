@@ -177,7 +177,7 @@ def test_rollback(group: object) -> None:
     good, optimizer = values(found, group), found.groups[group].capture().clone()  # type: ignore[index]
     train(found, 0)
     assert not same(values(found, group), good)
-    found.set_lr(0.5)
+    found.set_lr(0.5, group)  # type: ignore[arg-type]
     assert found.rollback(group) is True  # type: ignore[arg-type]
     assert same(values(found, group), good)
     back = found.groups[group].capture()  # type: ignore[index]
@@ -197,12 +197,14 @@ def test_rollback_clears_optimizer_without_snapshot() -> None:
     assert same(values(found, "shared"), values(once, "shared"))
 
 
-def test_learning_rate_reaches_present_and_future_groups() -> None:
-    found = pool(1)
-    found.set_lr(0.25)
-    found.add(9)
+def test_learning_rate_is_a_groups_own() -> None:
+    found = pool(2)
+    first, second = found.domains
+    before = found.groups[first].optimizer.param_groups[0]["lr"]  # type: ignore[union-attr]
+    found.set_lr(0.25, second)
     rates = [g.optimizer.param_groups[0]["lr"] for g in found.groups.values()]  # type: ignore[union-attr]
-    assert rates == [0.25] * 3
+    assert before != 0.25
+    assert rates == [before, before, 0.25]
 
 
 @pytest.mark.parametrize("off", ["shared", "domain"])

@@ -99,9 +99,9 @@ def test_import_is_a_reset() -> None:
 def test_schedule_comes_back_too() -> None:
     first, second = pool(), pool()
     go(first, STREAM[:3])
-    first.set_lr(0.125)
+    for name in first.groups:
+        first.set_lr(0.125, name)
     second.import_state(first.export_state())
-    second.add(9)
     for group in second.groups.values():
         assert group.optimizer is not None
         assert group.optimizer.param_groups[0]["lr"] == 0.125

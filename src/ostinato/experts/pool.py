@@ -82,7 +82,6 @@ class ExpertPool:
         self.max_domains, self.retire = max_domains, retire
         self.layers: dict[str, DualBranch] = inject(model, config, targets, seed)
         self.make_optimizer = optimizer
-        self.lr: float | None = None
         self.groups: dict[GroupId, Group] = {"shared": self.make_group("shared")}
         self.used: list[int] = []
         self.active: int | tuple[int, ...] | None = None
@@ -236,14 +235,11 @@ class ExpertPool:
         for optimizer in self.optimizers():
             optimizer.step()
 
-    def set_lr(self, lr: float, group: GroupId | None = None) -> None:
-        """Set the learning rate of one group, or of every group and of those still to come."""
-        if group is not None:
-            _set_lr(self._known(group), lr)
-            return
-        self.lr = lr
-        for each in self.groups.values():
-            _set_lr(each, lr)
+    def set_lr(self, lr: float, group: GroupId) -> None:
+        """Set a group's learning rate, and what annealing starts from."""
+        optimizer = self._known(group).optimizer
+        for settings in optimizer.param_groups if optimizer is not None else ():
+            settings["lr"] = settings["initial_lr"] = lr
 
     def count(self, group: GroupId | Literal["domain"]) -> int:
         """Number of parameters of a group; "domain" is what each domain has, or would have."""
@@ -323,10 +319,7 @@ class ExpertPool:
         for name, layer in self.layers.items():
             own = layer.shared_parameters() if group == "shared" else layer.domain_parameters(group)
             found.update({f"{name}/{key}": parameter for key, parameter in own.items()})
-        made = Group(found, self.make_optimizer)
-        if self.lr is not None:
-            _set_lr(made, self.lr)
-        return made
+        return Group(found, self.make_optimizer)
 
     def _known(self, group: GroupId) -> Group:
         if group not in self.groups:
@@ -347,8 +340,3 @@ class ExpertPool:
         self.active = None
         for layer in self.layers.values():
             layer.select(None)
-
-
-def _set_lr(group: Group, lr: float) -> None:
-    for settings in group.optimizer.param_groups if group.optimizer is not None else ():
-        settings["lr"] = settings["initial_lr"] = lr

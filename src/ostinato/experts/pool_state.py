@@ -27,7 +27,6 @@ def export_pool(pool: ExpertPool) -> State:
         "domains": list(pool.domains),
         "used": list(pool.used),
         "active": list(pool.active) if isinstance(pool.active, tuple) else pool.active,
-        "lr": pool.lr,
     }
     return whole
 
@@ -45,7 +44,6 @@ def import_pool(pool: ExpertPool, state: State) -> None:
         if group.kept is not None:
             where = torch.device("cpu") if pool.offload else pool.device
             group.kept.tensors = {n: t.to(where) for n, t in group.kept.tensors.items()}
-    pool.lr = facts["lr"]
     pool.settle(facts["active"], facts["used"])
 
 
@@ -69,7 +67,6 @@ def _checked(pool: ExpertPool, state: State) -> dict[str, Any]:
         layers = dict(facts["layers"])
         chosen = active if isinstance(active, list) else [] if active is None else [active]
         consistent = sorted(used) == sorted(domains) and set(chosen) <= set(domains)
-        facts["lr"]
     except (KeyError, TypeError, ValueError):
         raise StateError("This is not the state of a pool of experts.") from None
     here = {name: layer.dim for name, layer in pool.layers.items()}
