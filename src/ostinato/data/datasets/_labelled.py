@@ -7,7 +7,6 @@ from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,11 +17,11 @@ from ostinato.data.datasets._files import (
     subfolders,
     wrong_layout,
 )
-from ostinato.data.datasets.base import Dataset, Indices
+from ostinato.data.datasets._spans import Spans
 from ostinato.errors import DataError
 
 
-class LabelledFiles(Dataset):
+class LabelledFiles(Spans):
     """A base: files, their class indices and the domain each lies in, all known at opening.
 
     A subclass calls `_add` once per domain and `_seal` at the end.
@@ -32,7 +31,7 @@ class LabelledFiles(Dataset):
         self.root = root
         self._paths: list[Path] = []
         self._labels: list[int] = []
-        self._spans: dict[str, tuple[int, int]] = {}
+        self._spans = {}
         self._keys: list[str] = []
 
     def _add(self, domain: str, files: Sequence[tuple[Path, int]], base: Path, prefix: str) -> None:
@@ -45,16 +44,6 @@ class LabelledFiles(Dataset):
     def _seal(self) -> None:
         if not self._paths:
             raise wrong_layout(self.name, self.root, self.layout, "every image")
-
-    def domains(self) -> list[str]:
-        """The names of the domains."""
-        return list(self._spans)
-
-    def indices(self, domain: str, severity: int | None = None) -> Indices:
-        """The positions of a domain's images."""
-        if domain not in self._spans:
-            raise self._no_domain(domain)
-        return np.arange(*self._spans[domain], dtype=np.int64)
 
     def __len__(self) -> int:
         return len(self._paths)

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 from torch import Tensor
 
 from ostinato.data.datasets._files import decode_map, decode_rgb
-from ostinato.data.datasets.base import Dataset, Indices
+from ostinato.data.datasets._spans import Spans
 from ostinato.errors import DataError
 
 CITYSCAPES_CLASSES = (
@@ -36,7 +35,7 @@ CITYSCAPES_CLASSES = (
 """The 19 classes of Cityscapes and ACDC in the order of their train ids."""
 
 
-class Scenes(Dataset):
+class Scenes(Spans):
     """A base: pairs of image and label files, grouped into domains; pixels labelled 255 are out."""
 
     task = "segmentation"
@@ -46,7 +45,7 @@ class Scenes(Dataset):
         self.root = root
         self._pairs: list[tuple[Path, Path]] = []
         self._keys: list[str] = []
-        self._spans: dict[str, tuple[int, int]] = {}
+        self._spans = {}
 
     def _add(self, domain: str, pairs: Sequence[tuple[Path, Path]], base: Path) -> None:
         for picture, labels in pairs:
@@ -59,16 +58,6 @@ class Scenes(Dataset):
         self._pairs += pairs
         self._keys += [f"{self.name}/{p.relative_to(base).as_posix()}" for p, _ in pairs]
         self._spans[domain] = (start, len(self._pairs))
-
-    def domains(self) -> list[str]:
-        """The names of the domains."""
-        return list(self._spans)
-
-    def indices(self, domain: str, severity: int | None = None) -> Indices:
-        """The positions of a domain's images."""
-        if domain not in self._spans:
-            raise self._no_domain(domain)
-        return np.arange(*self._spans[domain], dtype=np.int64)
 
     def __len__(self) -> int:
         return len(self._pairs)
