@@ -287,3 +287,53 @@ def test_only_a_convolution_of_pixels_is_a_patch_embedding() -> None:
     reduction = nn.Sequential(nn.Conv2d(3, 8, 7, stride=4), nn.Conv2d(8, 8, 4, stride=4))
     with pytest.raises(TargetError, match="no patch embedding"):
         find_patches(reduction)
+
+
+def hybrid_vit(proj: bool) -> nn.Module:
+    """A tiny ViT behind two convolutions, with or without a projection after them."""
+    from functools import partial
+
+    from timm.layers import HybridEmbed
+    from timm.models.vision_transformer import VisionTransformer
+
+    torch.manual_seed(0)
+    stem = nn.Sequential(nn.Conv2d(3, 16, 3, 2, 1), nn.GELU(), nn.Conv2d(16, 32, 3, 2, 1))
+    embed = partial(HybridEmbed, backbone=stem, proj=proj)
+    return VisionTransformer(
+        img_size=32, patch_size=2 if proj else 1, num_classes=5, embed_dim=32, depth=2,
+        num_heads=2, embed_layer=embed,
+    ).eval()  # fmt: skip
+
+
+@pytest.mark.parametrize(("proj", "side"), [(False, 4), (True, 8)])
+def test_behind_a_stem_the_masked_tokens_alone_are_the_mask_token(proj: bool, side: int) -> None:
+    model, images = hybrid_vit(proj), small_batches(1, size=2)[0]
+    found = find_patches(model)
+    assert found.size == (side, side)
+    count = (32 // side) ** 2
+    mask = torch.arange(2 * count).view(2, count) % 3 == 0
+    token = torch.randn(32)
+    seen: list[Tensor] = []
+    with torch.no_grad():
+        plain = model.patch_embed(images)
+        with blanked(model, mask, token), entering(model, lambda t: seen.append(t) or t):
+            model(images)
+    expected = torch.where(mask[..., None], token, plain) + model.pos_embed[:, 1:]
+    torch.testing.assert_close(seen[0][:, 1:], expected)
+    assert not found.module._forward_hooks
+
+
+@pytest.mark.parametrize("proj", [False, True])
+def test_adma_rebuilds_the_edges_of_what_was_masked_behind_a_stem(proj: bool) -> None:
+    method = adapt(hybrid_vit(proj), "adma", views=2, normalize="none", lr=1e-2)
+    side = 8 if proj else 4
+    assert method.head.shape == (3 * 9 * (side // side) ** 2, 32)  # a cell of the patch's size
+    images = small_batches(1)[0]
+    start = {name: p.detach().clone() for name, p in method.trainable().items()}
+    losses = []
+    for _ in range(3):
+        method(images)
+        losses.append(method.last.loss)
+    assert all(math.isfinite(loss) for loss in losses)
+    moved = {n for n, p in method.trainable().items() if not torch.equal(p, start[n])}
+    assert {"mask token", "hog", "hog bias", "head.weight"} <= moved

@@ -281,3 +281,21 @@ def test_vdp_closes_a_domain_when_confidence_falls() -> None:
     method(images)
     assert method.last.events == ("confidence fell: the domain changed",)
     torch.testing.assert_close(method.memory.kept["anchor"], method.student.agnostic.detach())
+
+
+@pytest.mark.parametrize("name", ["dpcore", "kff"])
+def test_prompts_stand_behind_a_convolutional_stem_too(name: str) -> None:
+    from ostinato.data.embedded import build_embedded
+
+    torch.manual_seed(0)
+    model = build_embedded(width=32, depth=2).eval()
+    images = source_images()
+    method = adapt(model, name, prepared=prepare(model, name, images), new_steps=3)
+    # A token stands for 4 x 4 pixels, so the range is sqrt(6 / (3 * 16 + 32)).
+    assert float(method.start.abs().max()) <= np.sqrt(6 / 80)
+    assert float(method.start.abs().max()) > 0.9 * np.sqrt(6 / 80)
+    source = {n: p.detach().clone() for n, p in model.named_parameters()}
+    method(1 - images[:8])
+    assert method.last.updated
+    assert all(torch.equal(p, source[n]) for n, p in model.named_parameters())
+    assert not torch.equal(method.prompt, method.start)

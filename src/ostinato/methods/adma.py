@@ -52,7 +52,8 @@ class Adma(Method):
         differences=(
             "the release's second model is always a copy of the first, so the whole image is "
             "simply forwarded before the update; dropout stays off; a cell is the largest that "
-            "tiles a patch; only CIFAR-10 was released, its settings are taken for all"
+            "tiles a patch; only CIFAR-10 was released, its settings are taken for all; behind a "
+            "convolutional stem its outputs are masked, so that neighbours have seen a patch's rim"
         ),
     )
     presets = {"imagenet-c": {"lr": 1e-5}, "cifar100-c": {"lr": 1e-5}}
@@ -61,7 +62,7 @@ class Adma(Method):
         """The mask token and the reconstruction head."""
         config, base = self.config, self.model.base
         self.prefix, width = prefix_tokens(base), token_width(base)
-        self.patch = int(find_patches(base).kernel_size[0])
+        self.patch = find_patches(base).size[0]
         cells = (self.patch // cell_size(self.patch, config.cell)) ** 2
         numbers = 3 * config.bins * cells
         draw = torch.randn(numbers + 1, width, generator=self.random.generator) * 0.02

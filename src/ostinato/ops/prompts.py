@@ -42,13 +42,13 @@ def inserted(model: nn.Module, prompt: Tensor) -> Iterator[None]:
 def fresh_prompt(model: nn.Module, *shape: int, generator: torch.Generator) -> Tensor:
     """Uniform prompt tokens (*shape, D) in the range that suits the model's patch embedding.
 
-    The range is that of visual prompt tuning: ±√(6 / (3·patch area + D)).
+    The range is that of visual prompt tuning: ±√(6 / (3·patch area + D)). Behind a convolutional
+    stem the area is that of the pixels a token stands for.
     """
     width = token_width(model)
-    convolution = find_patches(model)
-    bound = math.sqrt(6 / (3 * math.prod(convolution.kernel_size) + width))
+    bound = math.sqrt(6 / (3 * math.prod(find_patches(model).size) + width))
     drawn = torch.rand(*shape, width, generator=generator)
-    return (bound * (2 * drawn - 1)).to(convolution.weight.device)
+    return (bound * (2 * drawn - 1)).to(next(model.parameters()).device)
 
 
 def paste(pixels: Tensor, prompt: Tensor, share: float, corner: tuple[float, float]) -> Tensor:

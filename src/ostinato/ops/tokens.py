@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -30,21 +31,50 @@ def end_blocks(model: nn.Module) -> tuple[nn.Module, nn.Module]:
     return _ends[model]
 
 
-def find_patches(model: nn.Module) -> nn.Conv2d:
-    """The convolution that turns patches of pixels into tokens: its kernel is its stride.
+@dataclass(frozen=True)
+class Patches:
+    """Where patch tokens come from.
 
-    >>> find_patches(nn.Sequential(nn.Conv2d(3, 8, 4, stride=4))).kernel_size
+    Attributes:
+        module: gives all embeddings (B, D, h, w), before positions are added.
+        size: height and width in pixels that one token stands for.
+    """
+
+    module: nn.Module
+    size: tuple[int, int]
+
+
+def find_patches(model: nn.Module) -> Patches:
+    """Where patches of pixels become tokens.
+
+    That is a convolution whose kernel is its stride; where there is none, the last step of a
+    convolutional stem (timm's `HybridEmbed`: a backbone and a projection, which may be none).
+
+    >>> find_patches(nn.Sequential(nn.Conv2d(3, 8, 4, stride=4))).size
     (4, 4)
     """
     for module in model.modules():
         if not isinstance(module, nn.Conv2d) or module.in_channels > 4:
             continue  # convolutions of features may look the same, such as SegFormer's reductions
         if module.kernel_size == module.stride != (1, 1):
-            return module
+            return Patches(module, (int(module.kernel_size[0]), int(module.kernel_size[1])))
+    for module in model.modules():
+        if (found := _behind_stem(module)) is not None:
+            return found
     raise TargetError(
-        "The model has no patch embedding (a convolution whose kernel is its stride), so its "
-        "patch tokens cannot be reached; use a plain vision transformer or another method."
+        "The model has no patch embedding (a convolution whose kernel is its stride, or a "
+        "convolutional stem as in timm's hybrids), so its patch tokens cannot be reached; use a "
+        "plain vision transformer or another method."
     )
+
+
+def _behind_stem(module: nn.Module) -> Patches | None:
+    stem, last = getattr(module, "backbone", None), getattr(module, "proj", None)
+    ratio: Any = getattr(module, "feat_ratio", None)
+    if not (isinstance(stem, nn.Module) and isinstance(last, nn.Module) and callable(ratio)):
+        return None
+    height, width = ratio(as_scalar=False)
+    return Patches(last, (int(height), int(width)))
 
 
 def prefix_tokens(model: nn.Module) -> int:
@@ -102,12 +132,11 @@ def leaving(model: nn.Module, change: Change) -> Iterator[None]:
 @contextmanager
 def patches(model: nn.Module, change: Change) -> Iterator[None]:
     """Change the patch embeddings (B, D, h, w), before positions are added."""
-    convolution = find_patches(model)
 
     def hook(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
         return change(output)
 
-    handle = convolution.register_forward_hook(hook)
+    handle = find_patches(model).module.register_forward_hook(hook)
     try:
         yield
     finally:
