@@ -199,3 +199,11 @@ def test_norm_parameters_by_block():
     assert names
     assert all(name.startswith("blocks.0.") for name in names)
     assert any(name.startswith("norm.") for name in norm_parameters(small_model()))
+
+
+def test_norms_of_a_numbered_stem_are_in_no_block() -> None:
+    from ostinato.data.embedded import build_embedded
+
+    found = norm_parameters(build_embedded(width=32, depth=2), blocks=range(2))
+    assert {name.split(".")[0] for name in found} == {"blocks"}
+    assert len(found) == 2 * 2 * 2

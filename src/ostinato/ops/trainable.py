@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ostinato.errors import StateError, TargetError
+from ostinato.ops.features import find_blocks
 from ostinato.ops.snapshot import State
 
 NORMS = (nn.LayerNorm, nn.GroupNorm, nn.modules.batchnorm._BatchNorm)
@@ -25,12 +26,15 @@ def norm_parameters(model: nn.Module, *, blocks: range | None = None) -> dict[st
     ['1.bias', '1.weight']
     """
     found: dict[str, nn.Parameter] = {}
+    inside = () if blocks is None else tuple(f"{name}." for name in find_blocks(model))
     for name, module in model.named_modules():
         if not (isinstance(module, NORMS) or type(module).__name__.endswith("Norm")):
             continue
         number = re.search(r"(?:^|[._])(\d+)(?:\.|$)", name)
         if blocks is not None and (number is None or int(number.group(1)) not in blocks):
             continue
+        if blocks is not None and not name.startswith(inside):
+            continue  # a stem may number its layers too
         for key, parameter in module.named_parameters(recurse=False):
             found[f"{name}.{key}" if name else key] = parameter
     if not found:
