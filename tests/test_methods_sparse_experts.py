@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ostinato.api import adapt, prepare, unwrap
 from ostinato.checks import small_batches, small_model
-from ostinato.errors import MissingResource
+from ostinato.errors import MissingResource, TargetError
 from ostinato.methods.becotta import DOMAINS, as_domain
 from ostinato.methods.svdp import SparsePrompt, placement, prompt_momentum
 from ostinato.ops.blended import BlendedExperts, after_blocks, domain_information, route_to
@@ -252,3 +252,36 @@ def test_becotta_warms_on_segmentation_labels() -> None:
     state = prepare(segformer(), "becotta", images, labels, warm_steps=2, warm_batch=2)
     method = adapt(segformer(), "becotta", prepared=state, scales=(1.0,))
     assert bool(method(images[:1]).isfinite().all())
+
+
+def test_all_tiles_of_a_picture_take_its_router() -> None:
+    blend = BlendedExperts(8, experts=5, chosen=2, rank=3, domains=2, seed=seeded())
+    tokens = torch.randn(6, 7, 8, generator=seeded(2))  # three tiles of two pictures
+    blend.domains = torch.tensor([1, 0])
+    routers = blend.router[torch.tensor([1, 1, 1, 0, 0, 0])]
+    expected = (routers * tokens.mean(1)[:, None]).sum(-1)
+    torch.testing.assert_close(blend.logits(tokens), expected)
+    torch.testing.assert_close(
+        domain_information(torch.eye(2).repeat_interleave(3, 0), torch.tensor([0, 1])),
+        torch.tensor(2.0).log(),
+    )
+    blend.domains = torch.tensor([1, 0, 0, 1])
+    with pytest.raises(TargetError, match="6 sequences of tokens of 4 images"):
+        blend.logits(tokens)
+
+
+@pytest.mark.parametrize("images", [1, 2])
+def test_becotta_learns_from_mosaics(images: int) -> None:
+    from ostinato.bench.mosaic import clear_mosaics, mosaic_model
+
+    clear = clear_mosaics()
+    pictures = torch.stack([clear.image(n) for n in range(4)]).float() / 255
+    labels = torch.stack([torch.as_tensor(clear.label(n)) for n in range(4)])
+    model = mosaic_model()
+    quick = {"warm_steps": 2, "warm_batch": 2}
+    state = prepare(model, "becotta", pictures, labels, **quick)
+    method = adapt(model, "becotta", prepared=state, lr=1e-3, **quick)
+    seen = pictures[:images] * 0.3
+    assert method(seen).shape == (images, 10, 64, 96)
+    assert method.last.updated
+    assert len(method.domains) == images

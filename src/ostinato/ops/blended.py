@@ -53,7 +53,7 @@ class BlendedExperts(nn.Module):
     def logits(self, tokens: Tensor) -> Tensor:
         """(B, E); with noise while it is set, as warming wants it."""
         mean = tokens.float().mean(1)
-        router = self.router[self.domains].expand(len(mean), -1, -1)
+        router = self.router[per_sequence(self.domains, len(mean))].expand(len(mean), -1, -1)
         logits = torch.einsum("bd,bed->be", mean, router)
         if self.noise is not None:
             logits = logits + torch.randn(logits.shape, generator=self.noise).to(logits.device)
@@ -86,6 +86,22 @@ def after_blocks(
     return adapted
 
 
+def per_sequence(domains: Tensor | int, count: int) -> Tensor | int:
+    """The domain of every sequence of tokens, where a model cuts images into several in a row.
+
+    >>> per_sequence(torch.tensor([2, 0]), 4)
+    tensor([2, 2, 0, 0])
+    """
+    if isinstance(domains, int) or len(domains) in (1, count):
+        return domains
+    if count % len(domains):
+        raise TargetError(
+            f"The model makes {count} sequences of tokens of {len(domains)} images, so it is "
+            "unknown which belong to which; use a model with as many for every image."
+        )
+    return domains.repeat_interleave(count // len(domains))
+
+
 def route_to(adapted: Adapted, domains: Tensor | int) -> None:
     """Set the domain of the images to come in every block."""
     for part in adapted.parts():
@@ -95,11 +111,14 @@ def route_to(adapted: Adapted, domains: Tensor | int) -> None:
 def domain_information(gates: Tensor, domains: Tensor) -> Tensor:
     """Mutual information, in nats, of domain and expert over a batch's gates (B, E).
 
+    Where an image was cut into several sequences, each has its own gates and the image's domain.
+
     >>> apart = torch.eye(2)
     >>> round(float(domain_information(apart, torch.tensor([0, 1]))), 4)
     0.6931
     """
-    member = F.one_hot(domains).to(gates.dtype)
+    each = domains.repeat_interleave(len(gates) // len(domains))
+    member = F.one_hot(each).to(gates.dtype)
     member = member[:, member.sum(0) > 0]
     given = member.T @ gates / member.sum(0)[:, None]  # P(expert | domain)
     prior = member.mean(0)
