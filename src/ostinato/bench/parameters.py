@@ -46,7 +46,7 @@ def parameter_rows(table: Table, request: Request) -> tuple[list[TableRow], list
 
 def _row(variant: Variant, method: Method, facts: dict[str, str]) -> TableRow:
     source = sum(p.numel() for p in method._flags.parameters())
-    added, trained = added_parameters(method), method.trained()
+    added, trained = method.added(DOMAINS), method.trained()
     values = (
         Value(value=100 * added / source, digits=2),
         Value(value=100 * trained / source, digits=2),
@@ -60,17 +60,6 @@ def _row(variant: Variant, method: Method, facts: dict[str, str]) -> TableRow:
         values=values,
         facts={**facts, "Help": needs, "Predicts": str(method.predicts)},
     )
-
-
-def added_parameters(method: Method) -> int:
-    """Parameters in the adapted model that the source model does not have."""
-    pool: Any = getattr(method, "pool", None)
-    if pool is not None and hasattr(pool, "count"):
-        return int(pool.count("shared") + DOMAINS * pool.count("domain"))
-    own = {id(p) for p in method._flags.parameters()}
-    inside = [*method.model.parameters(), *method.trainable().values()]
-    new = {id(p): p.numel() for p in inside if id(p) not in own}
-    return sum(new.values())
 
 
 def _build(variant: Variant, model: torch.nn.Module) -> Method:

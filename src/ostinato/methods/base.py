@@ -126,6 +126,14 @@ class Method(Persistent, nn.Module):
         """How many parameters one step moves."""
         return sum(p.numel() for p in self.trainable().values())
 
+    def added(self, domains: int = 1) -> int:
+        """How many learned parameters stand beside the source model's after so many domains.
+
+        A teacher's copy of what the model has itself is not counted.
+        """
+        own = {id(p) for p in self._flags.parameters()}
+        return sum(p.numel() for p in self.parameters() if id(p) not in own)
+
     @classmethod
     def prepare(
         cls, model: VisionModel, images: Tensor, labels: Tensor | None, config: Any

@@ -133,6 +133,10 @@ class DPCore(Method):
         """As configured, except for the many steps on a new domain."""
         return nullcontext() if self.is_new else super().autocast()
 
+    def added(self, domains: int = 1) -> int:
+        """A prompt for every domain, as far as the coreset holds them."""
+        return min(domains, int(self.config.max_prompts)) * self.prompt.numel()
+
     def details(self) -> list[str]:
         """How many pairs there are."""
         return [f"  coreset          {len(self.coreset)} prompts"]

@@ -217,6 +217,10 @@ class DualExpert(Method):
         """Shared branch and one domain."""
         return self.pool.count("shared") + self.pool.count("domain")
 
+    def added(self, domains: int = 1) -> int:
+        """Shared branch and all domains."""
+        return self.pool.count("shared") + domains * self.pool.count("domain")
+
     def details(self) -> list[str]:
         """Branch sizes and domains so far."""
         total = sum(p.numel() for p in self._flags.parameters())

@@ -161,6 +161,17 @@ class Kff(Method):
         """As configured, except for the many steps on a new domain."""
         return nullcontext() if self.is_new else super().autocast()
 
+    def trained(self) -> int:
+        """The domain prompt and the latest batch's class prompts; one image's before any batch."""
+        each = getattr(self, "class_prompts", self.prompt[0])
+        return self.prompt.numel() + each.numel()
+
+    def added(self, domains: int = 1) -> int:
+        """A prompt for every domain and one token for every class, as far as pools hold them."""
+        classes = min(self.head.out_features, self.config.max_classes)
+        kept = min(domains, self.config.max_domains)
+        return int(kept * self.prompt.numel() + classes * self.prompt.shape[-1])
+
     def details(self) -> list[str]:
         """How full the pools are."""
         return [f"  pools            {len(self.domains)} domains, {len(self.classes)} classes"]

@@ -156,6 +156,11 @@ class Reservoir(Method):
         """One slot's."""
         return self.inner.trained()
 
+    def added(self, domains: int = 1) -> int:
+        """What the inner method adds, and its moving parameters anew for every further slot."""
+        further = min(domains, int(self.config.slots)) - 1
+        return self.inner.added() + further * self.inner.trained()
+
     def details(self) -> list[str]:
         """The inner method and its slots."""
         return [f"  inner method     {self.inner.info.title}, {len(self.slots)} slots"]

@@ -111,8 +111,8 @@ class Svdp(Method):
         config = self.config
         self.student = SparsePrompt(self.model, config.height, config.width)
         self.student.to(self.model.device)
-        self.added = {"prompt": self.student.prompt}
-        self.track("prompt", Weights(self.added))
+        added = {"prompt": self.student.prompt}
+        self.track("prompt", Weights(added))
         self.prompt_optimizer = make_optimizer(
             config.optimizer,
             [self.student.prompt],
@@ -122,10 +122,8 @@ class Svdp(Method):
         self.track("prompt optimizer", OptimizerState(self.prompt_optimizer))
         mine = self.trainable()
         self.teacher = self.track("teacher", Teacher(self.student, mine, config.ema))
-        self.prompt_teacher = self.track(
-            "prompt teacher", Teacher(self.student, self.added, config.ema)
-        )
-        self.substitute = Substitute(self.student, {**mine, **self.added})
+        self.prompt_teacher = self.track("prompt teacher", Teacher(self.student, added, config.ema))
+        self.substitute = Substitute(self.student, {**mine, **added})
         self.frozen = Substitute(self.model, mine)
 
     def trainable(self) -> dict[str, nn.Parameter]:
