@@ -25,6 +25,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from ostinato.dense import refuse_windows
 from ostinato.domains.discriminator import DiscriminatorConfig, Evidence, make_discriminator
 from ostinato.experts.layers import ExpertConfig
 from ostinato.experts.pool import ExpertPool
@@ -118,6 +119,8 @@ class DualExpert(Method):
     def configure(self) -> None:
         """Put experts into every FFN, and set up discriminator, moments and guard."""
         config = self.config
+        if config.discriminator.route == "sample":
+            refuse_windows(self.model.base, "route = 'sample' gives each image its own experts")
         self.taps = FeatureTaps(self.model.base)
         self.statistics = self.resources.statistics
         if self.statistics is not None:

@@ -81,8 +81,13 @@ class ScaledView:
         return F.interpolate(back, size=tuple(size), mode="bilinear", align_corners=False)
 
 
-def scaled_views(pixels: Tensor, scales: Sequence[float], flip: bool = True) -> list[ScaledView]:
+def scaled_views(
+    pixels: Tensor, scales: Sequence[float], flip: bool = True, *, clamp: bool = True
+) -> list[ScaledView]:
     """The batch at every scale, each also flipped where `flip`.
+
+    `clamp` keeps rounding from leaving [0, 1]; images that are normalised already have no such
+    bounds. The view that changes nothing holds `pixels` itself.
 
     >>> views = scaled_views(torch.rand(1, 3, 8, 8), [0.5, 1.0])
     >>> [(tuple(v.pixels.shape[-2:]), v.flipped) for v in views]
@@ -95,7 +100,7 @@ def scaled_views(pixels: Tensor, scales: Sequence[float], flip: bool = True) -> 
         resized = pixels
         if size != (height, width):
             resized = F.interpolate(pixels, size=size, mode="bilinear", align_corners=False)
-            resized = resized.clamp(0, 1)
+            resized = resized.clamp(0, 1) if clamp else resized
         views.append(ScaledView(resized, flipped=False))
         if flip:
             views.append(ScaledView(resized.flip(-1), flipped=True))

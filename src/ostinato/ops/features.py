@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from types import TracebackType
 from typing import Any, Self
 
 from torch import Tensor, nn
 
 from ostinato.errors import TargetError
+from ostinato.ops.views import Viewed
 
 CLASS_TOKENS = ("cls_token", "class_token")
 
@@ -36,12 +38,14 @@ class FeatureTaps:
     """Collects one feature vector per image after every block of a forward pass.
 
     The class token where the model has one, else the mean over all tokens. One `with` block
-    holds one forward.
+    holds one forward. Where the model sees windows of an image, its feature is the mean of
+    theirs; of resized and flipped views, only the image as it is counts.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self.blocks = find_blocks(model)
         self.class_token = has_class_token(model)
+        self._viewed = [module for module in model.modules() if isinstance(module, Viewed)]
         self.features: list[Tensor] = []  # one (B, D) tensor per block, of the last forward
         self._handles: list[Any] = []
 
@@ -61,8 +65,12 @@ class FeatureTaps:
         self._handles = []
 
     def _keep(self, module: nn.Module, inputs: Any, output: Any) -> None:
+        if any(viewed.aside for viewed in self._viewed):
+            return
         tokens = output[0] if isinstance(output, (tuple, list)) else output
-        self.features.append(pool_tokens(tokens, self.class_token).float())
+        feature = pool_tokens(tokens, self.class_token).float()
+        pieces = math.prod(viewed.pieces for viewed in self._viewed)
+        self.features.append(feature.unflatten(0, (-1, pieces)).mean(1) if pieces > 1 else feature)
 
 
 def pool_tokens(tokens: Tensor, class_token: bool) -> Tensor:

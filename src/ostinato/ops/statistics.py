@@ -77,7 +77,7 @@ class SourceStatistics:
 
 def collect(vision: nn.Module, batches: Iterable[Tensor]) -> SourceStatistics:
     """Statistics of a pixels-to-logits model over batches of source pixels."""
-    total = 0
+    images = total = 0
     sums: list[Tensor] = []
     squares: list[Tensor] = []
     with torch.no_grad():
@@ -90,14 +90,15 @@ def collect(vision: nn.Module, batches: Iterable[Tensor]) -> SourceStatistics:
             for index, feature in enumerate(kept):
                 sums[index] += feature.sum(0)
                 squares[index] += feature.square().sum(0)
-            total += len(pixels)
-    if total < 2:
-        raise ConfigError(f"Source statistics need at least 2 images (300 are good), not {total}.")
+            images += len(pixels)
+            total += len(kept[0])  # a model that cuts its images up has more features than images
+    if images < 2:
+        raise ConfigError(f"Source statistics need at least 2 images (300 are good), not {images}.")
     means = [s / total for s in sums]
     spread = zip(squares, means, strict=True)
     stds = [((q / total - m.square()) * total / (total - 1)).clamp_min(0).sqrt() for q, m in spread]
     return SourceStatistics(
-        tuple(m.float() for m in means), tuple(s.float() for s in stds), images=total
+        tuple(m.float() for m in means), tuple(s.float() for s in stds), images=images
     )
 
 

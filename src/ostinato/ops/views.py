@@ -1,22 +1,58 @@
-"""Predictions averaged over resized and flipped views, for dense and for single labels."""
+"""Predictions averaged over resized and flipped views, and what marks a model that makes them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ostinato.ops.augment import flip, scaled_views
 
 
+class Viewed(nn.Module):
+    """A base for models that show `base` several views of an image and join its answers.
+
+    Whoever reads features inside `base` wants one per image, of the image as it is; the two
+    attributes say which rows of the present forward those are.
+
+    Attributes:
+        base: the model that sees the views.
+        pieces: consecutive rows of the batch that are one image's.
+        aside: True while a view runs that is not the image as it is.
+    """
+
+    def __init__(self, base: nn.Module) -> None:
+        super().__init__()
+        self.base = base
+        self.training = base.training
+        self.pieces = 1
+        self.aside = False
+
+    def __getattr__(self, name: str) -> Any:
+        # What a model says of itself (its input convention, its config) holds for its views too.
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name == "base":
+                raise
+            return getattr(super().__getattr__("base"), name)
+
+
 def mean_probabilities(
-    predict: Callable[[Tensor], Tensor], pixels: Tensor, scales: Sequence[float]
+    predict: Callable[[Tensor], Tensor],
+    pixels: Tensor,
+    scales: Sequence[float],
+    *,
+    flipped: bool = True,
+    clamp: bool = True,
 ) -> Tensor:
     """Mean over views of softmax(logits), in the frame of the unscaled prediction.
 
-    Dense predictions are averaged over every scale, each also flipped. A classifier may take one
-    size alone, so it sees the image and its mirror image.
+    Dense predictions are averaged over every scale, each also flipped where `flipped`. A
+    classifier may take one size alone, so it sees the image and its mirror image. The plain
+    prediction, which comes first, is made once.
 
     >>> constant = lambda pixels: torch.zeros(len(pixels), 2)
     >>> mean_probabilities(constant, torch.rand(1, 3, 4, 4), [1.0]).tolist()
@@ -27,9 +63,10 @@ def mean_probabilities(
         return torch.stack([plain.softmax(1), predict(flip(pixels)).float().softmax(1)]).mean(0)
     size = plain.shape[-2:]
     total = torch.zeros_like(plain)
-    views = scaled_views(pixels, scales)
+    views = scaled_views(pixels, scales, flipped, clamp=clamp)
     for view in views:
-        total += view.undo(predict(view.pixels).float().softmax(1), size)
+        seen = plain if view.pixels is pixels else predict(view.pixels).float()
+        total = total + view.undo(seen.softmax(1), size)
     return total / len(views)
 
 
