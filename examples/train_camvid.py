@@ -1,8 +1,8 @@
 """Train a SegFormer on CamVid, for `ostinato run` and `ostinato table camvid` to adapt.
 
-    python examples/train_camvid.py --root CAMVID --out segformer-b0-camvid --seconds 270
-    python examples/train_camvid.py --root CAMVID --out OUT --size b2 --start nvidia/mit-b2
-    ostinato table camvid --weights segformer-b0-camvid --roots CAMVID
+    python examples/train_camvid.py --root CAMVID --seconds 270     # weights/segformer-b0-camvid
+    python examples/train_camvid.py --root CAMVID --out OUT --start nvidia/mit-b2
+    ostinato table camvid --scale full --set roots.camvid=CAMVID
 
 CAMVID holds train/images, train/labels and the same for val. The weights start at random, or from
 `--start`: a folder or a Hugging Face name, of a whole SegFormer or of its encoder alone. What
@@ -41,6 +41,8 @@ SIZES: dict[str, dict[str, Any]] = {
     "b4": {"hidden_sizes": [64, 128, 320, 512], "depths": [3, 8, 27, 3]},
     "b5": {"hidden_sizes": [64, 128, 320, 512], "depths": [3, 6, 40, 3]},
 }
+OUT = Path("weights/segformer-b0-camvid")
+"""Where `ostinato table camvid` looks."""
 LOG = "train_log.json"
 
 
@@ -58,9 +60,10 @@ class Recipe:
     weight_decay: float = 0.05
     warmup: float = 0.05  # share of the whole training
     drop_path: float = 0.1
-    smallest: float = 0.5  # factor of scale
+    smallest: float = 0.65  # factor of scale
     largest: float = 2.0
     turn: float = 5.0  # degrees
+    stretch: float = 0.1  # of the aspect
     colour: float = 0.2  # change of brightness, contrast and saturation
     balance: float = 0.5  # power of the class weights: 0 for none, 1 for median frequency
     cap: float = 4.0  # of the class weights
@@ -110,7 +113,7 @@ def move(images: Tensor, labels: Tensor, recipe: Recipe, generator: torch.Genera
     zoom, stretch, turn, flip, *place = torch.rand(6, count, generator=generator, device=device)
     low, high = math.log(recipe.smallest), math.log(recipe.largest)
     scale = torch.exp(low + (high - low) * zoom)
-    aspect = torch.exp(0.2 * (stretch - 0.5))
+    aspect = torch.exp(recipe.stretch * (2 * stretch - 1))
     turn = math.radians(recipe.turn) * (2 * turn - 1)
     # Half of what the crop shows, in pixels of the source image.
     half = target / 2 / torch.stack([scale * aspect, scale / aspect], 1)
@@ -331,7 +334,7 @@ def main(arguments: list[str] | None = None) -> None:
     """Read the flags, train, and leave the best weights and a log in the folder."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--root", type=Path, required=True, help="the folder that holds CamVid")
-    parser.add_argument("--out", type=Path, required=True, help="folder for the weights")
+    parser.add_argument("--out", type=Path, default=OUT, help="folder for the weights")
     parser.add_argument("--size", choices=SIZES, default="b0", help="of a model from scratch")
     parser.add_argument("--start", help="folder or Hugging Face name of weights to start from")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
