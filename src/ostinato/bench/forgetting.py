@@ -102,7 +102,9 @@ def mean(scores: Iterable[Score]) -> Means:
     values = list(scores)
     total = sum(s.images for s in values)
     if not values or total <= 0:
-        raise DataError("There are no scores to average; the run has no finished batch.")
+        raise DataError(
+            "There are no scores to average; the run has no finished batch, or no labelled pixel."
+        )
     weighted = sum(s.value * s.images for s in values) / total
     return Means(weighted, sum(s.value for s in values) / len(values))
 

@@ -26,6 +26,22 @@ if TYPE_CHECKING:
 IGNORE = 255
 
 
+def class_iou(confusion: ArrayLike) -> NDArray[np.float64]:
+    """Intersection over union of every class, in [0, 1], of (..., C, C) counts, labels as rows.
+
+    NaN for a class that neither the labels nor the predictions hold.
+
+    >>> class_iou([[3, 1, 0], [0, 4, 0], [0, 0, 0]]).tolist()
+    [0.75, 0.8, nan]
+    """
+    counts = np.asarray(confusion, dtype=np.float64)
+    hit = np.diagonal(counts, axis1=-2, axis2=-1)
+    union = counts.sum(-1) + counts.sum(-2) - hit
+    result: NDArray[np.float64] = np.full_like(union, np.nan)
+    np.divide(hit, union, out=result, where=union > 0)
+    return result
+
+
 def mean_iou(confusion: ArrayLike) -> NDArray[np.float64]:
     """Mean intersection over union, in [0, 1], of (..., C, C) counts with labels as rows.
 
@@ -34,14 +50,10 @@ def mean_iou(confusion: ArrayLike) -> NDArray[np.float64]:
     >>> float(mean_iou([[3, 1, 0], [0, 4, 0], [0, 0, 0]]))
     0.775
     """
-    counts = np.asarray(confusion, dtype=np.float64)
-    hit = np.diagonal(counts, axis1=-2, axis2=-1)
-    union = counts.sum(-1) + counts.sum(-2) - hit
-    present = union > 0
-    share = np.divide(hit, union, out=np.zeros_like(union), where=present)
-    classes = present.sum(-1)
+    share = class_iou(confusion)
+    classes = np.isfinite(share).sum(-1)
     result: NDArray[np.float64] = np.full(classes.shape, np.nan)
-    np.divide(share.sum(-1), classes, out=result, where=classes > 0)
+    np.divide(np.nansum(share, -1), classes, out=result, where=classes > 0)
     return result
 
 
@@ -75,6 +87,11 @@ def score_pixels(
     from torch.nn.functional import interpolate
     from torchmetrics.functional.classification import multiclass_confusion_matrix
 
+    if logits.ndim != 4 or labels.ndim != 3 or len(logits) != len(labels):
+        raise DataError(
+            f"{tuple(labels.shape)} labels do not fit {tuple(logits.shape)} logits: a label map "
+            "(B, H, W) takes a model that predicts per pixel, (B, C, h, w)."
+        )
     scores = logits.detach().float()
     if scores.shape[-2:] != labels.shape[-2:]:
         size = (int(labels.shape[-2]), int(labels.shape[-1]))
@@ -86,7 +103,8 @@ def score_pixels(
     known = labels[counted]
     if known.numel() and not 0 <= int(known.min()) <= int(known.max()) < classes:
         raise DataError(
-            f"A label lies outside the model's {classes} classes (and is not {ignore})."
+            f"A label lies outside the model's {classes} classes: the labels run from "
+            f"{int(known.min())} to {int(known.max())} (pixels that do not count are {ignore})."
         )
     confusion = tuple(
         tuple(

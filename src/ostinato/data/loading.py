@@ -13,7 +13,7 @@ from ostinato.data.datasets.base import Item
 from ostinato.data.segments import Domain
 from ostinato.data.splits import stable_hash
 from ostinato.data.transforms import transform_image, transform_labels
-from ostinato.errors import DataError
+from ostinato.errors import ConfigError, DataError
 
 Row = tuple[Domain, int]
 Constants = Literal["imagenet", "cifar"]
@@ -50,6 +50,8 @@ def load_batch(
     comes from its name, so that neither its neighbours nor the batch size matter.
     """
     items = _decode(rows, workers)
+    for item in items:
+        _check_frame(item, transform, resize_labels)
     small = [n for n, (domain, _) in enumerate(rows) if domain.dataset.constants == "cifar"]
     large = [n for n, (domain, _) in enumerate(rows) if domain.dataset.constants != "cifar"]
     images = [item.image for item in items]
@@ -107,6 +109,28 @@ def _default_corrupt() -> Corrupt:
     from ostinato.data.corruptions import corrupt
 
     return corrupt
+
+
+def _check_frame(item: Item, transform: str, resize_labels: bool) -> None:
+    """A label map may have another resolution than its image, but must show the same frame."""
+    if not isinstance(item.label, Tensor):
+        return
+    if item.label.ndim != 2:
+        raise DataError(f"The label map of {item.key} is {tuple(item.label.shape)}, not (H, W).")
+    (h, w), (height, width) = item.label.shape, item.image.shape[-2:]
+    # Either side may have been rounded when one of the two was resized.
+    slack = 1 / min(h, height) + 1 / min(w, width)
+    if abs((h / height) / (w / width) - 1) > slack:
+        raise DataError(
+            f"The label map of {item.key} is {h}×{w}, its image {height}×{width}: the shapes "
+            "differ, so these are not labels of this frame. A label map may be larger or smaller "
+            "than its image, but has to cover the same part of the scene."
+        )
+    if "crop" in transform and not resize_labels:
+        raise ConfigError(
+            f"transform = {transform!r} cuts the image, so its label map no longer fits: set "
+            "resize_labels = true, or choose transform = 'none' or 'half'."
+        )
 
 
 def _label(item: Item, transform: str) -> Tensor:

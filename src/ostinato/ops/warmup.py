@@ -13,6 +13,8 @@ from ostinato.ops.adapters import Adapted
 from ostinato.ops.optim import make_optimizer
 from ostinato.ops.snapshot import State
 
+IGNORE = 255
+
 
 def predictions(model: Callable[[Tensor], Tensor], images: Tensor, batch: int) -> Tensor:
     """The model's own hard labels, for source images that come without any."""
@@ -46,12 +48,14 @@ def warm_up(
     with torch.enable_grad():
         for _ in range(steps):
             chosen = torch.randperm(len(images), generator=generator)[:batch].to(images.device)
-            logits = model(images[chosen])
             wanted = labels[chosen]
+            if wanted.ndim > 1 and not bool((wanted != IGNORE).any()):
+                continue  # the mean over no pixel is no number, and would spoil every parameter
+            logits = model(images[chosen])
             if logits.shape[2:] != wanted.shape[1:]:
                 size = tuple(wanted.shape[1:])
                 logits = F.interpolate(logits, size=size, mode="bilinear", align_corners=False)
-            loss = F.cross_entropy(logits.float(), wanted, ignore_index=255)
+            loss = F.cross_entropy(logits.float(), wanted, ignore_index=IGNORE)
             if extra is not None:
                 loss = loss + extra()
             optimizer.zero_grad(set_to_none=True)

@@ -29,6 +29,11 @@ def decode_map(path: Path) -> Tensor:
             f"{path} should be a one-channel picture of class numbers, but has shape "
             f"{array.shape}. Colour label pictures have to be turned into class numbers first."
         )
+    if array.size and not 0 <= array.min() <= array.max() <= 255:
+        raise DataError(
+            f"{path} has values from {array.min()} to {array.max()}; class numbers lie in 0 to "
+            "254, and 255 is for pixels that do not count."
+        )
     return torch.from_numpy(array.astype(np.uint8))
 
 

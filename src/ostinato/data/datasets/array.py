@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ostinato.data.datasets._array import as_image
-from ostinato.data.datasets.base import Dataset, Indices
+from ostinato.data.datasets.base import IGNORE, Dataset, Indices
 from ostinato.errors import DataError
 from ostinato.registry import DATASETS
 
@@ -56,6 +56,7 @@ class ArrayDataset(Dataset):
         self.class_names = tuple(class_names)
         self.num_classes = num_classes or len(class_names) or self._count_classes()
         self._outputs = outputs
+        self._check_maps()
 
     def _check(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
         if len(shape) != 4 or 3 not in (shape[1], shape[3]):
@@ -65,10 +66,27 @@ class ArrayDataset(Dataset):
         if len(self._labels) != shape[0]:
             raise DataError(f"{shape[0]} images but {len(self._labels)} labels.")
 
+    def _check_maps(self) -> None:
+        """Per-pixel classes are few enough to look at each before anything runs."""
+        if self.task == "classification":
+            return
+        if self._labels.ndim != 3:
+            shape = tuple(self._labels.shape)
+            raise DataError(f"labels should be (N,) or (N, H, W), not {shape}.")
+        known = self._labels[self._labels != IGNORE]
+        if known.numel() and not 0 <= int(known.min()) <= int(known.max()) < self.num_classes:
+            raise DataError(
+                f"The label maps of {self.name} have classes from {int(known.min())} to "
+                f"{int(known.max())}; there are the classes 0 to {self.num_classes - 1}, and "
+                f"{IGNORE} for pixels that do not count."
+            )
+
     def _count_classes(self) -> int:
         if self.classes is not None:
             return len(self.classes)
-        counted = self._labels[self._labels != 255] if self.task == "segmentation" else self._labels
+        counted = (
+            self._labels[self._labels != IGNORE] if self.task == "segmentation" else self._labels
+        )
         return int(counted.max()) + 1 if counted.numel() else 0
 
     @classmethod
