@@ -51,6 +51,11 @@ def check_task(spec: Spec, stream: Stream, config: MethodConfig) -> None:
     """Refuse a method that does not do the stream's task, or is told what nobody knows."""
     if spec.task not in (None, stream.task):
         raise ConfigError(f"task = {spec.task}, but {spec.stream} streams {stream.task} data.")
+    if spec.views and stream.task == "classification":
+        raise ConfigError(
+            f"{', '.join(spec.views)}: windows and views are for segmentation, and {spec.stream} "
+            "streams classification data. Leave them out."
+        )
     kind = METHODS[spec.method]
     if stream.task not in kind.info.tasks:
         able = [name for name in METHODS.names() if stream.task in METHODS[name].info.tasks]

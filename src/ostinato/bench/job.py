@@ -124,7 +124,9 @@ class Job:
         config = self.config.model_dump(mode="json", exclude={"total_steps"})
         weights = hash_tensors(self.model.state_dict())
         parts = [self.spec.method, self.spec.normalize, weights, self.stream.config.transform]
-        return spec_hash({"parts": parts, "config": config, "images": hash_names(keys)})
+        return spec_hash(
+            {"parts": parts, "config": config, "images": hash_names(keys), **self.spec.views}
+        )
 
     def _clean(self, count: int) -> tuple[Tensor, Tensor]:
         """Clean images and labels, none of which the stream shows."""

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from ostinato.bench.mosaic import MOSAIC, mosaic_model
 from ostinato.bench.small import EMBEDDED
 from ostinato.bench.spec import Spec
+from ostinato.dense import MultiView, SlidingWindow, usual_stride
 from ostinato.errors import ConfigError, DataError, did_you_mean
 
 RANDOM = "random"
@@ -45,7 +46,39 @@ def check_model(spec: Spec) -> None:
 
 
 def load_model(spec: Spec) -> nn.Module:
-    """The source model in eval mode, on the spec's device."""
+    """The source model in eval mode, on the spec's device, with the spec's window and views."""
+    model = _load_plain(spec)
+    if spec.window is not None:
+        model = SlidingWindow(model, spec.window, spec.stride)
+    if spec.scales or spec.flip:
+        model = MultiView(model, spec.scales or (1.0,), spec.flip)
+    return model
+
+
+def views_name(spec: Spec, config: Any = None) -> str:
+    """How tables call what a per-pixel model sees of an image.
+
+    Args:
+        spec: its window and views.
+        config: the method's settings, which may name views of its own (a teacher's).
+
+    >>> views_name(Spec(window=(512, 512), scales=(0.5, 1.0), flip=True))
+    'windows of 512×512 every 384×384, 4 views'
+    """
+    parts = []
+    if spec.window is not None:
+        stride = spec.stride or usual_stride(spec.window)
+        size, step = ("×".join(map(str, pair)) for pair in (spec.window, stride))
+        parts.append(f"windows of {size} every {step}")
+    if spec.scales or spec.flip:
+        parts.append(f"{len(spec.scales or (1.0,)) * (1 + spec.flip)} views")
+    own = getattr(config, "scales", ())
+    if own:
+        parts.append(f"{2 * len(own)} of the method")
+    return ", ".join(parts) or "1"
+
+
+def _load_plain(spec: Spec) -> nn.Module:
     if spec.model == EMBEDDED:
         from ostinato.data.embedded import embedded_model
 

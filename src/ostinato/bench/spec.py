@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import yaml
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from ostinato.config import Config
+from ostinato.dense import check_scales, check_windows
 from ostinato.errors import ConfigError
 from ostinato.models import Normalize
 
 SEEDS = (2025, 2026, 2027)
 """The seeds of the paper's tables."""
+VIEWS = {"window", "stride", "scales", "flip"}
 
 
 class Spec(Config):
@@ -69,6 +71,27 @@ class Spec(Config):
         None, description="the stream's own unless given, which then has to agree"
     )
 
+    window: tuple[int, int] | None = Field(
+        None, description="segmentation: predict windows of this height and width"
+    )
+    stride: tuple[int, int] | None = Field(
+        None, description="from one window to the next; three quarters of it unless given"
+    )
+    scales: tuple[float, ...] = Field(
+        (), description="segmentation: predict the mean over views at these scales"
+    )
+    flip: bool = Field(False, description="segmentation: each view mirrored as well")
+
+    @model_validator(mode="after")
+    def _possible_views(self) -> Self:
+        if self.window is None and self.stride is not None:
+            raise ValueError("stride goes with window: write window = [HEIGHT, WIDTH] beside it")
+        if self.window is not None:
+            check_windows(self.window, self.stride)
+        if self.scales:
+            check_scales(self.scales)
+        return self
+
     @field_validator("data")
     @classmethod
     def _own_place(cls, value: dict[str, Any]) -> dict[str, Any]:
@@ -106,9 +129,22 @@ class Spec(Config):
         """One spec for each seed."""
         return [self.replace(seeds=(seed,)) for seed in self.seeds]
 
+    @property
+    def views(self) -> dict[str, Any]:
+        """Window and view settings that are in use; empty for the image as it is.
+
+        >>> Spec.parse({"flip": True}).views
+        {'flip': True}
+        """
+        return self.model_dump(mode="json", include=VIEWS, exclude_defaults=True)
+
     def stored(self) -> dict[str, Any]:
-        """Plain JSON values, as kept with the result."""
-        return self.model_dump(mode="json")
+        """Plain JSON values, as kept with the result.
+
+        Views are left out where there are none, so that a run hashes as it did before specs
+        could name them.
+        """
+        return {**self.model_dump(mode="json", exclude=VIEWS), **self.views}
 
 
 def split_label(text: str) -> tuple[str, str | None]:
