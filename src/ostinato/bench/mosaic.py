@@ -33,6 +33,11 @@ MOSAIC_NOTE = (
     "embedded model labels every tile."
 )
 
+STREET_NOTE = (
+    "CamVid's stand-in: mosaics of 2 × 3 embedded images, the same ones under each synthetic "
+    "weather; the embedded model labels every tile."
+)
+
 
 class MosaicModel(nn.Module):
     """A classifier of 32 px tiles as a segmenter of mosaics.
@@ -96,6 +101,12 @@ def weather_mosaics() -> Dataset:
     return ArrayDataset(
         torch.cat(pictures), torch.cat(maps), names, name="acdc", class_names=CLASSES
     )
+
+
+def street_mosaics() -> Dataset:
+    """CamVid's stand-in: clean mosaics, which a stream shows under one weather after another."""
+    images, labels, _ = embedded_images("test")
+    return ArrayDataset(*mosaics(images, labels, PICTURES), name="camvid", class_names=CLASSES)
 
 
 def clear_mosaics() -> Dataset:

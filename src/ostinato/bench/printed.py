@@ -284,6 +284,13 @@ PRINTED: dict[str, PrintedTable] = {
         ),
         _build("acdc", _three_rounds(rows.WEATHER), rows.ACDC, metric="miou"),
         _build(
+            "camvid",
+            _three_rounds({heading: f"driving_{name}" for heading, name in rows.WEATHER.items()}),
+            "",
+            metric="miou",
+            notes=("The paper has no such table, so there are no printed rows.",),
+        ),
+        _build(
             "ablation-experts",
             tuple(Column(h, "mean") for h in ("ImageNet-C", "ImageNet+", "ImageNet++")),
             rows.ABLATION_EXPERTS,

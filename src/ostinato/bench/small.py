@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ostinato.bench.mosaic import MOSAIC, clear_mosaics, weather_mosaics
+from ostinato.bench.mosaic import MOSAIC, clear_mosaics, street_mosaics, weather_mosaics
 from ostinato.data.datasets.array import ArrayDataset
 from ostinato.data.datasets.base import Dataset
 from ostinato.data.datasets.imagenet_v2 import VARIANTS
@@ -115,6 +115,7 @@ _MAKERS: dict[str, Callable[[], Dataset]] = {
     "imagenet-r": lambda: _look("imagenet-r", rendition, 300, part=True),
     "imagenet-sketch": lambda: _look("imagenet-sketch", sketch, 500, part=False),
     "acdc": weather_mosaics,
+    "camvid": street_mosaics,
     MOSAIC: clear_mosaics,
 }
 

@@ -98,8 +98,9 @@ class RecurringStream(DomainStream):
         return [domain.take(part) for part in cut]
 
     def artifacts(self) -> dict[str, str]:
-        """Which image is in which round, where the rounds differ."""
-        return part_lists(self.segments) if self.config.disjoint else {}
+        """The classes' names, and which image is in which round, where the rounds differ."""
+        parts = part_lists(self.segments) if self.config.disjoint else {}
+        return super().artifacts() | parts
 
 
 class GradualConfig(DomainsConfig):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import hashlib
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -25,6 +26,8 @@ from ostinato.data.transforms import check_transform
 from ostinato.errors import ConfigError
 from ostinato.types import Batch
 
+CLASSES = "classes.json"
+"""The artifact that holds the names of a segmentation's classes."""
 OpenDataset = Callable[..., Dataset]
 """Opens a data set by name, with its options."""
 
@@ -221,9 +224,16 @@ class Stream(ABC):
         said = (n for s in self.segments for p in s.parts for n in p.dataset.notes)
         return tuple(dict.fromkeys(said))
 
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """One name per class of the first data set; empty where it does not say."""
+        return tuple(self.segments[0].parts[0].dataset.class_names)
+
     def artifacts(self) -> dict[str, str]:
         """Texts to keep beside a result, by file name (which image was in which part, ...)."""
-        return {}
+        if self.task != "segmentation" or not self.class_names:
+            return {}
+        return {CLASSES: json.dumps(self.class_names, indent=1) + "\n"}
 
     def write_artifacts(self, folder: str | Path) -> dict[str, str]:
         """Write the artifacts into a folder; their sha256 by file name."""

@@ -1,0 +1,92 @@
+"""The CamVid table: its settings, its stand-in, and per-class IoU."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from ostinato.bench.classes import class_names, class_scores
+from ostinato.bench.job import open_stream
+from ostinato.bench.metrics import class_iou, mean_iou
+from ostinato.bench.printed import printed
+from ostinato.bench.record import Record
+from ostinato.bench.spec import Spec
+from ostinato.bench.tables import METHODS_ACDC
+from ostinato.data.corruptions import DRIVING
+from ostinato.data.datasets.camvid import CamVid
+from ostinato.errors import DataError
+from ostinato.registry import TABLES
+
+COUNTS = hnp.arrays(np.int64, st.integers(1, 5).map(lambda n: (n, n)), elements=st.integers(0, 9))
+
+
+@given(COUNTS)
+@settings(max_examples=60, deadline=None)
+def test_class_iou_is_overlap_over_union_counted_pixel_by_pixel(counts):
+    truth, answer = np.repeat(np.argwhere(counts >= 0), counts.ravel(), axis=0).T
+    for place, value in enumerate(class_iou(counts)):
+        union = np.sum((truth == place) | (answer == place))
+        if union:
+            both = np.sum((truth == place) & (answer == place))
+            assert value == pytest.approx(both / union)
+        else:
+            assert np.isnan(value)
+    known = class_iou(counts)[~np.isnan(class_iou(counts))]
+    expected = known.mean() if len(known) else np.nan
+    assert float(mean_iou(counts)) == pytest.approx(expected, nan_ok=True)
+
+
+def test_the_table_repeats_four_weathers_with_the_usual_rows_but_one():
+    table = TABLES["camvid"]
+    assert set(METHODS_ACDC) - set(table.methods) == {"adma"}
+    assert not printed("camvid").rows
+    shown = [(c.domain, c.round) for c in table.columns if c.kind == "score"]
+    assert shown == [(name, number) for number in range(3) for name in DRIVING]
+    assert table.parts[0].full["clean"] == "camvid:train"
+    for part in (table.parts[0].full, table.parts[0].small):
+        assert part["batch_size"] == 1
+        assert part["data"]["severity"] == 3
+        assert part["data"]["rounds"] == 3
+
+
+def test_the_stand_in_shows_the_same_pictures_in_every_weather_and_round():
+    spec = Spec.parse({**TABLES["camvid"].parts[0].small, "method": "source"})
+    stream = open_stream(spec.replace(data={**spec.data, "limit": 2}))
+    assert stream.domains == DRIVING
+    assert stream.rounds == 3
+    keys = [stream[index].keys for index in range(len(stream))]
+    assert keys == keys[:2] * 12
+    assert (stream[0].images != stream[2].images).any()
+    assert (stream[0].images == stream[8].images).all()
+    assert json.loads(stream.artifacts()["classes.json"]) == list(stream.class_names)
+
+
+def test_class_scores_sum_all_domains_of_a_round(tmp_path):
+    row = {"run": "a", "images": 1, "correct": 3, "counted": 4, "classes": 2}
+    records = [
+        Record(index=0, domain="fog", confusion=((2, 1, 0, 1),), **row),
+        Record(index=1, domain="rain", confusion=((4, 0, 0, 0),), **row),
+        Record(index=2, domain="fog", round=1, confusion=((4, 0, 0, 0),), **row),
+    ]
+    found = class_scores(records)
+    assert found == pytest.approx({(0, 0): 100 * 6 / 7, (0, 1): 50.0, (1, 0): 100.0})
+    assert class_names(tmp_path, 2) == ("class 0", "class 1")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "classes.json").write_text(json.dumps(CamVid.class_names))
+    assert class_names(tmp_path, 11) == CamVid.class_names
+    with pytest.raises(DataError, match="names 11 classes, the run has 2"):
+        class_names(tmp_path, 2)
+    (tmp_path / "data" / "classes.json").write_text("5")
+    with pytest.raises(DataError, match="no list of names"):
+        class_names(tmp_path, 2)
+
+
+def test_whole_images_have_no_iou():
+    record = Record(run="a", index=0, domain="fog", images=1, correct=1, counted=1, hits="1")
+    with pytest.raises(DataError, match="no IoU"):
+        class_scores([record])
