@@ -52,8 +52,9 @@ class Adma(Method):
         differences=(
             "the release's second model is always a copy of the first, so the whole image is "
             "simply forwarded before the update; dropout stays off; a cell is the largest that "
-            "tiles a patch; only CIFAR-10 was released, its settings are taken for all; behind a "
-            "convolutional stem its outputs are masked, so that neighbours have seen a patch's rim"
+            "tiles a patch; only CIFAR-10 was released: its settings are taken for all, and the "
+            "segmentation that the paper reports is left out; behind a convolutional stem the "
+            "stem's outputs are masked, so that neighbours have seen a patch's rim"
         ),
     )
     presets = {"imagenet-c": {"lr": 1e-5}, "cifar100-c": {"lr": 1e-5}}
