@@ -190,3 +190,17 @@ def test_an_empty_file_and_a_vanished_one_name_the_file(tmp_path: Path) -> None:
         data[0]
     with pytest.raises(DataError, match=r"1\.jpg is missing"):
         data[1]
+
+
+def test_a_split_takes_the_images_that_a_list_names_in_its_order(tmp_path: Path) -> None:
+    trees.wordnet_tree(tmp_path, [0, 5, 999], each=2)
+    ids = wordnet_ids()
+    (tmp_path / "tune.txt").write_text(f"{ids[999]}/1.jpg\n{ids[0]}/0.jpg\n")
+    data = open_dataset("imagenet-val", tmp_path, split="tune")
+    assert [data.label(i) for i in range(len(data))] == [999, 0]
+    assert data.num_classes == 1000
+    with pytest.raises(DataError, match="Did you mean 'tune'"):
+        open_dataset("imagenet-val", tmp_path, split="tun")
+    (tmp_path / "lost.txt").write_text(f"{ids[0]}/7.jpg\n")
+    with pytest.raises(DataError, match=r"1 images that are not there, such as n01440764/7\.jpg"):
+        open_dataset("imagenet-val", tmp_path, split="lost")

@@ -18,7 +18,7 @@ from ostinato.data.datasets._files import (
     wrong_layout,
 )
 from ostinato.data.datasets._spans import Spans
-from ostinato.errors import DataError
+from ostinato.errors import DataError, did_you_mean
 
 
 class LabelledFiles(Spans):
@@ -74,7 +74,7 @@ class WordNetFolders(LabelledFiles):
 
     inner: tuple[str, ...] = ()
 
-    def __init__(self, root: str | Path) -> None:
+    def __init__(self, root: str | Path, split: str | None = None) -> None:
         found = locate(root, (self.name, *self.inner), ["n[0-9]*"])
         if found is None:
             raise wrong_layout(self.name, root, self.layout, "a folder like n01440764")
@@ -88,6 +88,9 @@ class WordNetFolders(LabelledFiles):
             self.classes = torch.tensor(columns, dtype=torch.long)
         position = {column: label for label, column in enumerate(columns)}
         files = [(p, position[index[f.name]]) for f in folders for p in list_images(f)]
+        if split is not None:
+            files = _listed(files, found, split)
+            self.expected = {self.name: len(files)}
         self._add(self.name, files, found, self.name)
         self._seal()
 
@@ -98,6 +101,20 @@ class WordNetFolders(LabelledFiles):
     def outputs(self) -> int:
         """ImageNet models have 1000 logits."""
         return 1000
+
+
+def _listed(files: list[tuple[Path, int]], root: Path, split: str) -> list[tuple[Path, int]]:
+    """The files that <root>/<split>.txt names, one path below the root a line."""
+    place = root / f"{split}.txt"
+    if not place.is_file():
+        hint = did_you_mean(split, [p.stem for p in sorted(root.glob("*.txt"))])
+        raise DataError(f"split = {split!r} is a list of images, {place}, and is missing. {hint}")
+    names = place.read_text(encoding="utf-8").split()
+    found = {path.relative_to(root).as_posix(): (path, label) for path, label in files}
+    lost = [name for name in names if name not in found]
+    if lost:
+        raise DataError(f"{place} names {len(lost)} images that are not there, such as {lost[0]}.")
+    return [found[name] for name in dict.fromkeys(names)]
 
 
 class WordNetPart(WordNetFolders):

@@ -10,6 +10,9 @@ from ostinato.registry import DATASETS
 class ImageNetVal(WordNetFolders):
     """The 50,000 validation images: root/<WordNet id>/*.JPEG (or root/val/...).
 
+    `split="tune"` takes the images that root/tune.txt lists, one `<WordNet id>/<file name>` a line:
+    a way to keep images for statistics and for choosing settings apart from those reported.
+
     >>> ImageNetVal.name, ImageNetVal.expected
     ('imagenet-val', {'imagenet-val': 50000})
     """
