@@ -13,7 +13,7 @@ from typing import Annotated, NoReturn
 
 import tyro
 
-from ostinato.cli_bench import compare_command, run_command, table_command
+from ostinato.cli_bench import compare_command, run_command, search_command, table_command
 from ostinato.cli_data import data_check_command, data_fetch_command
 from ostinato.cli_methods import list_command, prepare_command, speed_command
 from ostinato.errors import OstinatoError, did_you_mean
@@ -64,6 +64,7 @@ COMMANDS: dict[str, tuple[Callable[..., None], str]] = {
     "prepare": (prepare_command, "METHOD: make what it needs from source images; a file"),
     "run": (run_command, "SPEC | RUN: run a method on a stream, or go on with a run"),
     "table": (table_command, "NAME: make one of the paper's tables"),
+    "search": (search_command, "TABLE: each method's learning rate, the same budget for all"),
     "compare": (compare_command, "RUN RUN...: paired comparison with confidence intervals"),
     "report": (report_command, "RUN...: one self-contained HTML page with every figure"),
     "data check": (data_check_command, "NAME: is a data set there and whole?"),

@@ -12,6 +12,7 @@ import tyro
 from ostinato.errors import ConfigError, DataError
 
 Words = Annotated[tuple[str, ...], tyro.conf.arg(metavar="[KEY=VALUE ...]")]
+Form = Literal["terminal", "markdown", "latex", "csv", "json"]
 
 
 def run_command(
@@ -112,11 +113,13 @@ def table_command(
     root: str | None = None,
     weights: str | None = None,
     set: Words = (),
-    format: Literal["terminal", "markdown", "latex", "csv", "json"] = "terminal",
+    format: Form = "terminal",
     save: Path | None = None,
     out: Path = Path("runs"),
     again: bool = False,
     memory: float = 1.0,
+    jobs: int = 1,
+    factors: Path | None = None,
 ) -> None:
     """Make one of the paper's tables: run what is missing, print it beside the printed figures.
 
@@ -134,34 +137,99 @@ def table_command(
         out: where the runs' folders go.
         again: run even what is complete already.
         memory: GiB of made batches to keep for the rows that follow.
+        jobs: rows that run side by side, each in a process of its own.
+        factors: a file from 'ostinato search'; adds a row at the chosen rate to each method.
     """
-    from rich.console import Console
-
     from ostinato.bench.assemble import Request, build_table
-    from ostinato.bench.render import render, to_terminal
-    from ostinato.bench.spec import merge, parse_pairs
+    from ostinato.bench.search import read_factors
 
-    changes: dict[str, Any] = {}
-    if root is not None:
-        changes["roots"] = root
-    if weights is not None:
-        changes["weights"] = weights
     request = Request(
         scale=scale,
         methods=methods,
         preset=preset,
         seeds=seeds,
-        changes=merge(changes, parse_pairs(set)),
+        changes=_changes(root, weights, set),
         out=out,
         again=again,
         memory=memory,
+        jobs=jobs,
+        factors=None if factors is None else read_factors(factors),
         command=_command(),
     )
-    result = _gently(lambda: build_table(name, request))
-    if format == "terminal":
+    _show(_gently(lambda: build_table(name, request)), format, save)
+
+
+def search_command(
+    name: Annotated[str, tyro.conf.Positional],
+    /,
+    *,
+    factors: tuple[float, ...] = (0.1, 0.3, 1.0, 3.0, 10.0),
+    scale: Literal["small", "full"] = "small",
+    methods: tuple[str, ...] = (),
+    seeds: tuple[int, ...] = (),
+    root: str | None = None,
+    weights: str | None = None,
+    set: Words = (),
+    format: Form = "terminal",
+    save: Path | None = None,
+    out: Path = Path("runs"),
+    memory: float = 1.0,
+    jobs: int = 1,
+) -> None:
+    """Search each method's learning rate on a table's stream; the same factors for all of them.
+
+    Args:
+        name: a table whose rows are methods.
+        factors: what every method's own rate is multiplied by.
+        scale: small runs on the package's own model and images, full is the paper's setting.
+        methods: name or name:preset each; all for every registered one.
+        seeds: in place of 2025 2026 2027.
+        root: the folder that holds the data sets (full scale).
+        weights: the model's checkpoint (full scale).
+        set: any setting of the runs' spec; choose images that the table does not report.
+        format: what is printed.
+        save: a folder that gets the errors, and the chosen factors for 'ostinato table --factors'.
+        out: where the runs' folders go.
+        memory: GiB of made batches to keep for the rows that follow.
+        jobs: rows that run side by side, each in a process of its own.
+    """
+    from ostinato.bench.assemble import Request
+    from ostinato.bench.search import SUFFIX, search, write_factors
+
+    request = Request(
+        scale=scale,
+        methods=methods,
+        seeds=seeds,
+        changes=_changes(root, weights, set),
+        out=out,
+        memory=memory,
+        jobs=jobs,
+        command=_command(),
+    )
+    result, chosen = _gently(lambda: search(name, request, factors))
+    _show(result, format, save)
+    if save is not None:
+        path = save / f"{name}-{scale}{SUFFIX}"
+        write_factors(path, chosen, request.command)
+        print(f"wrote {path}", file=sys.stderr)
+
+
+def _changes(root: str | None, weights: str | None, pairs: Words) -> dict[str, Any]:
+    from ostinato.bench.spec import merge, parse_pairs
+
+    given = {"roots": root, "weights": weights}
+    return merge({k: v for k, v in given.items() if v is not None}, parse_pairs(pairs))
+
+
+def _show(result: Any, form: str, save: Path | None) -> None:
+    from rich.console import Console
+
+    from ostinato.bench.render import render, to_terminal
+
+    if form == "terminal":
         Console().print(to_terminal(result))
     else:
-        print(render(result, format), end="")
+        print(render(result, form), end="")
     if save is not None:
         for path in result.save(save):
             print(f"wrote {path}", file=sys.stderr)

@@ -10,12 +10,11 @@ from typing import Any
 from rich.console import Console
 
 from ostinato.bench.cells import printed_row, value
-from ostinato.bench.job import check_spec, open_stream
-from ostinato.bench.kept import keep
+from ostinato.bench.job import check_spec
 from ostinato.bench.models import weights_name
 from ostinato.bench.printed import printed
 from ostinato.bench.render import Heading, TableResult, TableRow
-from ostinato.bench.runner import run
+from ostinato.bench.rows import run_rows
 from ostinato.bench.spec import Spec, merge, split_label
 from ostinato.bench.summary import Summary
 from ostinato.bench.tables import (
@@ -28,6 +27,7 @@ from ostinato.bench.tables import (
     Variant,
 )
 from ostinato.errors import ConfigError, OstinatoError, UnknownName
+from ostinato.methods.contract import resolve_config
 from ostinato.registry import METHODS, TABLES
 
 PAPER = "paper"
@@ -46,6 +46,9 @@ class Request:
         out: where runs are kept.
         again: run even what is done.
         memory: GiB of made batches to keep for the rows that follow.
+        jobs: rows that run side by side, each in a process of its own.
+        factors: of learning rates, as a search chose them, by `name` or `name:preset`; each gives
+            its method a second row.
         command: as typed, to stand in the result.
     """
 
@@ -57,6 +60,8 @@ class Request:
     out: Path = Path("runs")
     again: bool = False
     memory: float = 1.0
+    jobs: int = 1
+    factors: Mapping[str, float] | None = None
     command: str = ""
 
 
@@ -70,7 +75,7 @@ def build_table(name: str, request: Request, console: Console | None = None) -> 
         return _result(table, request, rows, skipped)
     variants, skipped = choose(table, request)
     console = console or Console(stderr=True)
-    found, failed = _run_all(table, variants, request, console)
+    found, failed = run_all(table, variants, request, console)
     variants = [v for v in variants if v.label not in failed]
     skipped += [_left_out(label, error) for label, error in failed.items()]
     columns = [m for m in table.columns if m.kind != "gain" or _reference(table, variants)]
@@ -122,7 +127,24 @@ def _candidates(table: Table, request: Request) -> list[Variant]:
     if labels == ("all",):
         others = [n for n in METHODS.names() if n not in {split_label(u)[0] for u in usual}]
         labels = (*usual[:-2], *others, *usual[-2:])
-    return [_variant(table, label) for label in labels]
+    found = []
+    for label in labels:
+        variant = _variant(table, label)
+        found.append(variant)
+        factor = (request.factors or {}).get(label_of(variant))
+        if factor is not None and factor != 1:  # at 1 the row above is the searched one
+            found.append(at_factor(variant, factor))
+    return found
+
+
+def label_of(variant: Variant) -> str:
+    """A row's method as users type it."""
+    return variant.method if variant.preset is None else f"{variant.method}:{variant.preset}"
+
+
+def at_factor(variant: Variant, factor: float) -> Variant:
+    """The same row, learning some times as fast."""
+    return replace(variant, label=f"{variant.label}, rate × {factor:g}", factor=factor)
 
 
 def _variant(table: Table, label: str) -> Variant:
@@ -147,10 +169,14 @@ def _check_task(table: Table, variant: Variant) -> None:
 def spec_of(table: Table, part: Part, variant: Variant, request: Request) -> Spec:
     """The spec of one row on one stream, with all its seeds."""
     base = dict(part.full if request.scale == "full" else part.small)
-    label = variant.method if variant.preset is None else f"{variant.method}:{variant.preset}"
+    label = label_of(variant)
     settings = dict(variant.settings)
     if label in part.rates:
         settings = {"lr": part.rates[label], **settings}
+    kind = METHODS[variant.method]
+    if variant.factor != 1:
+        usual = resolve_config(kind, variant.preset, settings)
+        settings |= kind.scaled(usual, variant.factor)
     own = {
         "method": variant.method,
         "preset": variant.preset,
@@ -160,7 +186,6 @@ def spec_of(table: Table, part: Part, variant: Variant, request: Request) -> Spe
     values = merge({**base, **own}, request.changes or {})
     if request.seeds:
         values["seeds"] = request.seeds
-    kind = METHODS[variant.method]
     spec = Spec.parse(values)
     needs = kind.needs(check_spec(spec))
     # Help that a row does not need is not part of its spec, so that equal runs are found equal.
@@ -178,7 +203,7 @@ Found = dict[tuple[str, str], list[Summary]]
 """Summaries by row and part, one per seed."""
 
 
-def _run_all(
+def run_all(
     table: Table, variants: Sequence[Variant], request: Request, console: Console
 ) -> tuple[Found, dict[str, OstinatoError]]:
     """Every row on every stream and seed; rows that do not fit the model are told apart."""
@@ -186,23 +211,23 @@ def _run_all(
     failed: dict[str, OstinatoError] = {}
     for part in table.parts:
         specs = {v.label: spec_of(table, part, v, request) for v in variants}
-        seeds = next(iter(specs.values())).seeds
-        for seed in seeds:
-            # All rows see one stream, so it is made once.
-            one = next(iter(specs.values())).replace(seeds=(seed,))
-            stream = keep(open_stream(one), request.memory)
-            for variant in (v for v in variants if v.label not in failed):
-                spec = specs[variant.label].replace(seeds=(seed,))
-                try:
-                    (folder,) = run(
-                        spec, out=request.out, again=request.again, console=console, stream=stream
-                    )
-                except OstinatoError as error:
-                    if _insists(table, request):
-                        raise
-                    failed[variant.label] = error
-                    continue
-                found.setdefault((variant.label, part.name), []).append(folder.summary())
+        for seed in next(iter(specs.values())).seeds:
+            rows = {n: s.replace(seeds=(seed,)) for n, s in specs.items() if n not in failed}
+            outcomes = run_rows(
+                rows,
+                out=request.out,
+                again=request.again,
+                memory=request.memory,
+                jobs=request.jobs,
+                console=console,
+            )
+            for label, outcome in outcomes.items():
+                if isinstance(outcome, Summary):
+                    found.setdefault((label, part.name), []).append(outcome)
+                elif _insists(table, request):
+                    raise outcome
+                else:
+                    failed[label] = outcome
     return found, failed
 
 
@@ -238,11 +263,12 @@ def _measured(
         part = column.part or table.parts[0].name
         base = found.get((reference or "", part), [])
         values.append(value(column, found[variant.label, part], base))
-    facts = _facts(table, variant, request, found)
+    facts = facts_of(table, variant, request, found)
     return TableRow(label=variant.label, origin="measured", values=tuple(values), facts=facts)
 
 
-def _facts(table: Table, variant: Variant, request: Request, found: Found) -> dict[str, str]:
+def facts_of(table: Table, variant: Variant, request: Request, found: Found) -> dict[str, str]:
+    """What a row says about itself: model, data, help, and when it predicts."""
     spec = spec_of(table, table.parts[0], variant, request)
     config = check_spec(spec)
     kind = METHODS[variant.method]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import bisect
 from dataclasses import replace
-from itertools import accumulate
 from typing import Any, cast
 
 from ostinato.data.streams import Stream
@@ -12,6 +11,17 @@ from ostinato.types import Batch
 
 GIB = 1 << 30
 Key = tuple[str, bytes, bytes]
+
+
+def batch_key(stream: Stream, index: int) -> tuple[Key, int]:
+    """What tells a batch's pixels, the stretch's name and the images' places; and its round."""
+    ends, size = stream.ends, stream.config.batch_size
+    number = bisect.bisect_right(ends, index)
+    segment = stream.segments[number]
+    start = (index - (ends[number - 1] if number else 0)) * size
+    rows = slice(start, start + size)
+    key = (segment.name, segment.which[rows].tobytes(), segment.where[rows].tobytes())
+    return key, segment.round
 
 
 class KeptStream:
@@ -23,8 +33,6 @@ class KeptStream:
     def __init__(self, stream: Stream, limit: float) -> None:
         self._stream, self._room = stream, limit * GIB
         self._kept: dict[Key, Batch] = {}
-        size = stream.config.batch_size
-        self._ends = list(accumulate(-(-len(s) // size) for s in stream.segments))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
@@ -33,7 +41,7 @@ class KeptStream:
         return len(self._stream)
 
     def __getitem__(self, index: int) -> Batch:
-        key, number = self._key(index)
+        key, number = batch_key(self._stream, index)
         known = self._kept.get(key)
         if known is not None:
             return replace(known, index=index, round=number)
@@ -43,16 +51,6 @@ class KeptStream:
             self._room -= size
             self._kept[key] = batch
         return batch
-
-    def _key(self, index: int) -> tuple[Key, int]:
-        """What tells a batch's pixels: the stretch's name and the images' places."""
-        number = bisect.bisect_right(self._ends, index)
-        segment = self._stream.segments[number]
-        size = self._stream.config.batch_size
-        start = (index - (self._ends[number - 1] if number else 0)) * size
-        rows = slice(start, start + size)
-        key = (segment.name, segment.which[rows].tobytes(), segment.where[rows].tobytes())
-        return key, segment.round
 
 
 def keep(stream: Stream, memory: float) -> Stream:

@@ -64,6 +64,7 @@ class Stream(ABC):
         rounds: how often the domain that comes most often comes.
         num_classes: how many logits the model has.
         images: how many images are streamed in all.
+        ends: for every stretch, how many batches there are up to its end.
     """
 
     name: ClassVar[str]
@@ -85,7 +86,7 @@ class Stream(ABC):
         plan = self.plan([self._arranged(domain) for domain in domains])
         self.segments = _count_rounds([s for s in plan if len(s)])
         size = self.config.batch_size
-        self._ends = list(accumulate(-(-len(s) // size) for s in self.segments))
+        self.ends = list(accumulate(-(-len(s) // size) for s in self.segments))
 
     @classmethod
     @abstractmethod
@@ -142,14 +143,14 @@ class Stream(ABC):
         return sum(len(segment) for segment in self.segments)
 
     def __len__(self) -> int:
-        return self._ends[-1]
+        return self.ends[-1]
 
     def __getitem__(self, index: int) -> Batch:
         if not -len(self) <= index < len(self):
             raise IndexError(f"The stream has {len(self)} batches; there is no batch {index}.")
         index %= len(self)
-        number = bisect.bisect_right(self._ends, index)
-        first = index - (self._ends[number - 1] if number else 0)
+        number = bisect.bisect_right(self.ends, index)
+        first = index - (self.ends[number - 1] if number else 0)
         start = first * self.config.batch_size
         chosen = slice(start, start + self.config.batch_size)
         segment = self.segments[number]

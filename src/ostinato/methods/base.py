@@ -44,6 +44,8 @@ class Method(Persistent, nn.Module):
     Config: ClassVar[type[MethodConfig]] = MethodConfig
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     name: ClassVar[str] = ""
+    rates: ClassVar[tuple[str, ...]] = ("lr",)
+    """The settings that say how fast it learns online."""
 
     def __init__(
         self,
@@ -140,6 +142,11 @@ class Method(Persistent, nn.Module):
     ) -> State:
         """What must be made from source images before deployment (pixels in [0, 1])."""
         raise ConfigError(f"{cls.name} needs no preparation.")
+
+    @classmethod
+    def scaled(cls, config: Any, factor: float) -> dict[str, Any]:
+        """Settings under which it learns `factor` times as fast; empty where nothing is learned."""
+        return {name: factor * getattr(config, name) for name in cls.rates}
 
     @classmethod
     def needs(cls, config: MethodConfig) -> frozenset[Need]:

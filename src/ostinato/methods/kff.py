@@ -48,6 +48,7 @@ class Kff(Method):
     """Align with the source and lower the entropy by a domain's and each image's class prompt."""
 
     name = "kff"
+    rates = ("lr", "class_lr")
     Config = KffConfig
     info = MethodInfo(
         title="KFF",

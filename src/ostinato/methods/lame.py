@@ -26,6 +26,7 @@ class Lame(Method):
     """Adapt the output alone: nothing in the model moves."""
 
     name = "lame"
+    rates = ()
     Config = LameConfig
     info = MethodInfo(
         title="LAME",

@@ -67,6 +67,12 @@ class Reservoir(Method):
         return frozenset(mine) | kind.needs(inner)
 
     @classmethod
+    def scaled(cls, config: Any, factor: float) -> dict[str, Any]:
+        """The inner method's rates: the wrapper has none for the model."""
+        kind, inner = _inner(config)
+        return {"inner_settings": {**config.inner_settings, **kind.scaled(inner, factor)}}
+
+    @classmethod
     def prepare(
         cls, model: VisionModel, images: Tensor, labels: Tensor | None, config: Any
     ) -> State:

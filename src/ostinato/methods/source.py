@@ -13,6 +13,7 @@ class Source(Method):
     """The model as it was deployed; nothing adapts."""
 
     name = "source"
+    rates = ()
     info = MethodInfo(
         title="Source",
         paper="-",

@@ -90,6 +90,7 @@ class Svdp(Method):
     """A mean teacher over the model and over a sparse prompt placed by uncertainty."""
 
     name = "svdp"
+    rates = ("lr", "prompt_lr")
     Config = SvdpConfig
     info = MethodInfo(
         title="SVDP",

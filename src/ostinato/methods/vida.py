@@ -64,6 +64,7 @@ class Vida(Method):
     """A mean teacher over model and adapters, with two rates and scales set by uncertainty."""
 
     name = "vida"
+    rates = ("lr", "adapter_lr")
     Config = VidaConfig
     info = MethodInfo(
         title="ViDA",

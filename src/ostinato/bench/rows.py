@@ -1,0 +1,133 @@
+"""Runs over one stream after another: each row in turn, or several side by side."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeAlias, TypeVar
+
+from rich.console import Console
+
+from ostinato.bench.job import open_stream
+from ostinato.bench.kept import keep
+from ostinato.bench.runner import Interrupted, run
+from ostinato.bench.shared import share
+from ostinato.bench.spec import Spec
+from ostinato.bench.summary import Summary
+from ostinato.data.streams import Stream
+from ostinato.errors import ConfigError, OstinatoError
+
+T = TypeVar("T")
+Outcome: TypeAlias = Summary | OstinatoError
+"""What became of one run."""
+
+
+def run_rows(
+    specs: Mapping[str, Spec],
+    *,
+    out: Path,
+    again: bool = False,
+    memory: float = 1.0,
+    jobs: int = 1,
+    console: Console | None = None,
+) -> dict[str, Outcome]:
+    """Run specs of one seed and one stream by label. A row that fails is returned as its error.
+
+    Args:
+        specs: what to run; all of them see the first one's stream, which is made once.
+        out: where runs are kept.
+        again: run even what is done.
+        memory: GiB of made batches to keep for the rows that follow.
+        jobs: processes side by side.
+        console: where progress goes.
+    """
+    if jobs < 1:
+        raise ConfigError(f"jobs = {jobs}: at least one process has to run.")
+    console = console or Console(stderr=True)
+    stream = open_stream(next(iter(specs.values())))
+    if jobs == 1 or len(specs) == 1:
+        kept = keep(stream, memory)
+        return {label: _one(spec, out, again, kept, console) for label, spec in specs.items()}
+    out.mkdir(parents=True, exist_ok=True)
+    with _pool(jobs) as pool, tempfile.TemporaryDirectory(prefix=".batches-", dir=out) as folder:
+        return _side_by_side(specs, pool, jobs, Path(folder), stream, out, again, memory, console)
+
+
+def _side_by_side(
+    specs: Mapping[str, Spec],
+    pool: ProcessPoolExecutor,
+    jobs: int,
+    folder: Path,
+    stream: Stream,
+    out: Path,
+    again: bool,
+    memory: float,
+    console: Console,
+) -> dict[str, Outcome]:
+    def spread(work: Callable[..., T], tasks: list[tuple[Any, ...]]) -> list[T]:
+        return [future.result() for future in [pool.submit(work, *task) for task in tasks]]
+
+    try:
+        shared = share(stream, folder, memory, jobs, spread)
+        # Two rows may be the same run, which must not be begun twice at once.
+        futures: dict[Future[Outcome], list[str]] = {}
+        for labels in _equal(specs):
+            future = pool.submit(_one, specs[labels[0]], out, again, shared, None)
+            futures[future] = labels
+        found: dict[str, Outcome] = {}
+        for future in as_completed(futures):
+            for label in futures[future]:
+                found[label] = future.result()
+            _tell(console, futures[future], future.result(), len(found), len(specs))
+    except KeyboardInterrupt:
+        pool.shutdown(wait=True, cancel_futures=True)
+        raise Interrupted(
+            f"Stopped; what was done is in {out}. The same command goes on from there."
+        ) from None
+    return {label: found[label] for label in specs}
+
+
+def _one(spec: Spec, out: Path, again: bool, stream: Stream, console: Console | None) -> Outcome:
+    quiet = console is None
+    try:
+        (folder,) = run(spec, out=out, again=again, console=console, quiet=quiet, stream=stream)
+    except OstinatoError as error:
+        return error
+    return folder.summary()
+
+
+def _equal(specs: Mapping[str, Spec]) -> list[list[str]]:
+    """Labels of equal specs together."""
+    groups: dict[str, list[str]] = {}
+    for label, spec in specs.items():
+        groups.setdefault(spec.model_dump_json(), []).append(label)
+    return list(groups.values())
+
+
+def _tell(console: Console, labels: Sequence[str], outcome: Outcome, done: int, total: int) -> None:
+    said = str(outcome)
+    if isinstance(outcome, Summary):
+        speed = outcome.cost.images_per_second or 0.0
+        said = f"{outcome.metric} {outcome.mean:.1f} % · {speed:.0f} images/s"
+    line = f"{', '.join(labels)}: {said} ({done} of {total})"
+    console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+@contextmanager
+def _pool(jobs: int) -> Iterator[ProcessPoolExecutor]:
+    """Processes that share the cores; spawned, since a forked one cannot use a GPU."""
+    context = multiprocessing.get_context("spawn")
+    threads = max(1, (os.cpu_count() or 1) // jobs)
+    with ProcessPoolExecutor(jobs, context, _limit_threads, (threads,)) as pool:
+        yield pool
+
+
+def _limit_threads(count: int) -> None:
+    import torch
+
+    torch.set_num_threads(count)

@@ -1,0 +1,144 @@
+"""A search for each method's learning rate: the same few factors for all of them, recorded.
+
+What it chooses is a file of factors, which a table then takes for second rows. The images it runs
+on should not be those that the table reports.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from ostinato.bench.assemble import Found, Request, at_factor, choose, facts_of, label_of, run_all
+from ostinato.bench.printed import printed
+from ostinato.bench.render import Heading, TableResult, TableRow, Value
+from ostinato.bench.tables import Table, Variant
+from ostinato.errors import ConfigError
+from ostinato.registry import METHODS, TABLES
+
+FACTORS = (0.1, 0.3, 1.0, 3.0, 10.0)
+SUFFIX = "-factors.json"
+
+
+def search(
+    name: str,
+    request: Request,
+    factors: Sequence[float] = FACTORS,
+    console: Console | None = None,
+) -> tuple[TableResult, dict[str, float]]:
+    """Run every method of a table at every factor of its own rate.
+
+    Returns:
+        The errors by method and factor, and the best factor of each method by its label.
+    """
+    table: Table = TABLES[name]
+    if table.variants or not table.parts or table.name == "parameters":
+        raise ConfigError(f"{name} compares variants of one method: search a table of methods.")
+    if len(set(factors)) < 2 or min(factors) <= 0:
+        raise ConfigError("A search needs two or more different factors above 0.")
+    variants, skipped = choose(table, request)
+    trials = {v.label: _trials(v, factors) for v in variants}
+    everything = [trial for some in trials.values() for trial in some]
+    found, failed = run_all(table, everything, request, console or Console(stderr=True))
+    skipped += [f"Left out: {label} ({error})." for label, error in failed.items()]
+    chosen: dict[str, float] = {}
+    rows = []
+    for variant in variants:
+        done = [t for t in trials[variant.label] if t.label not in failed]
+        if not done:
+            continue
+        best = _best(done, found, table)
+        if len(done) > 1:
+            chosen[label_of(variant)] = best.factor
+        rows.append(_row(table, variant, done, best, factors, found, request))
+    return _result(table, request, rows, factors, skipped), chosen
+
+
+def _trials(variant: Variant, factors: Sequence[float]) -> list[Variant]:
+    """The row at each factor; once, where nothing is learned."""
+    if not METHODS[variant.method].rates:
+        return [variant]
+    return [variant if f == 1 else at_factor(variant, f) for f in factors]
+
+
+def _score(trial: Variant, found: Found, table: Table) -> float:
+    """Lower is better; the mean over the table's parts and seeds."""
+    summaries = [s for part in table.parts for s in found[trial.label, part.name]]
+    mean = sum(s.mean for s in summaries) / len(summaries)
+    return -mean if summaries[0].metric == "miou" else mean
+
+
+def _best(trials: Sequence[Variant], found: Found, table: Table) -> Variant:
+    """The lowest error; of equal ones the factor nearest to 1."""
+    return min(trials, key=lambda t: (_score(t, found, table), abs(math.log(t.factor))))
+
+
+def _row(
+    table: Table,
+    variant: Variant,
+    trials: Sequence[Variant],
+    best: Variant,
+    factors: Sequence[float],
+    found: Found,
+    request: Request,
+) -> TableRow:
+    by_factor = {trial.factor: abs(_score(trial, found, table)) for trial in trials}
+    cells = [Value(value=by_factor.get(factor)) for factor in factors]
+    learns = len(trials) > 1
+    picked = Value(text=f"× {best.factor:g}") if learns else Value(text="—")
+    return TableRow(
+        label=variant.label,
+        origin="measured",
+        values=(*cells, picked),
+        facts=facts_of(table, variant, request, found),
+    )
+
+
+def _result(
+    table: Table,
+    request: Request,
+    rows: Sequence[TableRow],
+    factors: Sequence[float],
+    skipped: Sequence[str],
+) -> TableResult:
+    names = [f"× {factor:g}" for factor in factors]
+    return TableResult(
+        name=f"{table.name}-search",
+        title=f"{table.title}, at factors of each method's own learning rate",
+        scale=request.scale,
+        command=request.command,
+        metric=printed(table.name).metric,
+        headings=tuple(Heading(name=name) for name in (*names, "Best")),
+        rows=tuple(rows),
+        notes=(
+            "Every method gets the same factors of the rate that its authors, or its preset, set; "
+            "a method with several online rates has all of them scaled. The best has the lowest "
+            "mean over all rounds.",
+            *skipped,
+        ),
+    )
+
+
+def write_factors(path: Path, chosen: Mapping[str, float], command: str) -> None:
+    """Keep what a search chose, with the command that made it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    content = {"command": command, "factors": dict(chosen)}
+    path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+def read_factors(path: Path) -> dict[str, float]:
+    """The factors in a file that a search wrote."""
+    try:
+        stored: Any = json.loads(path.read_text(encoding="utf-8"))["factors"]
+        return {str(label): float(factor) for label, factor in stored.items()}
+    except FileNotFoundError:
+        raise ConfigError(
+            f"There is no {path}: make it with 'ostinato search TABLE --save DIR'."
+        ) from None
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ConfigError(f"{path} is no file of factors ({error!r}).") from None

@@ -1,0 +1,164 @@
+"""Rows side by side give what rows in turn give; a search runs the same factors for everyone."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+
+from ostinato.bench.assemble import Request, at_factor, build_table, choose, spec_of
+from ostinato.bench.job import check_spec, open_stream
+from ostinato.bench.results import RunFolder
+from ostinato.bench.rows import run_rows
+from ostinato.bench.search import read_factors, search, write_factors
+from ostinato.bench.shared import share
+from ostinato.bench.tables import Variant
+from ostinato.errors import ConfigError
+from ostinato.methods.contract import resolve_config
+from ostinato.registry import METHODS, TABLES
+
+QUIET = Console(quiet=True)
+TINY = {
+    "batch_size": 4,
+    "stream": "recurring",
+    "data": {"limit": 8, "rounds": 2, "domains": ["fog", "contrast"]},
+}
+
+
+def rows_of(folder: Path) -> dict[str, list[dict[str, object]]]:
+    """What every run below a folder recorded, but for time and memory."""
+    found = [RunFolder.open(path.parent) for path in sorted(folder.glob("*/spec.json"))]
+    return {f.hash: [r.content() for r in f.records()] for f in found}
+
+
+def test_rows_side_by_side_record_what_rows_in_turn_record(tmp_path: Path) -> None:
+    def request(jobs: int) -> Request:
+        out = tmp_path / str(jobs)
+        methods = ("source", "dual_expert:robust")
+        return Request(methods=methods, seeds=(1,), changes=TINY, out=out, jobs=jobs)
+
+    alone = build_table("imagenet-c", request(1), QUIET)
+    together = build_table("imagenet-c", request(2), QUIET)
+    assert rows_of(tmp_path / "1") == rows_of(tmp_path / "2")
+    assert len(rows_of(tmp_path / "2")) == 2
+    assert [r.label for r in alone.rows] == [r.label for r in together.rows]
+    assert not list((tmp_path / "2").glob(".batches*"))
+
+
+def test_shared_batches_are_the_stream_s_own_and_what_does_not_fit_is_made(tmp_path: Path) -> None:
+    table = TABLES["imagenet-c"]
+    request = Request(changes=TINY)
+    spec = spec_of(table, table.parts[0], Variant("s", "source"), request)
+    stream = open_stream(spec.replace(seeds=(1,)))
+
+    def here(work, tasks):  # type: ignore[no-untyped-def]
+        return [work(*task) for task in tasks]
+
+    size = stream[0].images.nbytes / 2**30
+    shared = share(stream, tmp_path, 3.5 * size, 1, here)
+    written = sum(path.stat().st_size for path in tmp_path.glob("*.bin"))
+    assert written == 3 * (stream[0].images.nbytes + 4 * 2)  # of 4 different batches, 3 fit
+    for index in range(len(stream)):
+        mine, true = shared[index], stream[index]
+        assert torch.equal(mine.images, true.images)
+        assert torch.equal(mine.labels, true.labels)
+        assert mine.labels.dtype == true.labels.dtype
+        assert (mine.index, mine.round, mine.domain, mine.keys) == (
+            *(true.index, true.round, true.domain, true.keys),
+        )
+
+
+def test_a_row_that_fails_comes_back_as_its_error(tmp_path: Path) -> None:
+    table = TABLES["imagenet-c"]
+    request = Request(changes={**TINY, "seeds": (1,)})
+    good = spec_of(table, table.parts[0], Variant("s", "source"), request)
+    bad = good.replace(model="vit_tiny_patch16_224", weights="random")
+    found = run_rows({"good": good, "bad": bad}, out=tmp_path, console=QUIET)
+    assert isinstance(found["bad"], ConfigError)
+    assert "does not take 32×32 images" in str(found["bad"])
+    with pytest.raises(ConfigError, match="at least one process"):
+        run_rows({"good": good}, out=tmp_path, jobs=0, console=QUIET)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGINT for groups")
+def test_ctrl_c_stops_all_rows_and_the_same_command_goes_on(tmp_path: Path) -> None:
+    words = ["table", "imagenet-c", "--methods", "tent", "cotta", "--seeds", "1", "--jobs", "2"]
+    words += ["--set", "data.limit=100", "batch_size=1", "--out", str(tmp_path / "runs")]
+    command = [sys.executable, "-c", "from ostinato.cli import main; main()", *words]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        command, stderr=subprocess.PIPE, env=environment, start_new_session=True
+    )
+    until = time.monotonic() + 120
+    while time.monotonic() < until and not list(tmp_path.glob("runs/tent*/records.jsonl")):
+        time.sleep(0.2)
+    os.killpg(process.pid, signal.SIGINT)
+    _, told = process.communicate(timeout=120)
+    assert process.returncode == 130
+    assert b"The same command goes on" in told
+    assert not list((tmp_path / "runs").glob(".batches*"))
+
+
+@pytest.mark.parametrize("name", METHODS.names())
+def test_every_method_says_what_learning_faster_means(name: str) -> None:
+    kind = METHODS[name]
+    config = resolve_config(kind, None, {})
+    settings = kind.scaled(config, 3.0)
+    assert (settings == {}) == (kind.info.trains == "nothing")
+    faster = resolve_config(kind, None, settings)
+    again = kind.scaled(faster, 1.0)
+    assert again == pytest.approx(settings) if name != "reservoir" else again == settings
+    for rate in kind.rates if name != "reservoir" else ():
+        assert getattr(faster, rate) == pytest.approx(3 * getattr(config, rate))
+
+
+def test_a_factor_scales_the_rate_that_the_table_itself_sets() -> None:
+    table = TABLES["imagenet-plus"]
+    request = Request(scale="full", changes={"model": "test_vit", "weights": "random"})
+    paper = at_factor(Variant("ours", "dual_expert", "paper", cosine=True), 3.0)
+    assert paper.label == "ours, rate × 3"
+    assert check_spec(spec_of(table, table.parts[0], paper, request)).lr == pytest.approx(1.5e-3)
+
+
+def test_a_search_tries_all_factors_and_chooses_the_lowest_error(tmp_path: Path) -> None:
+    methods = ("source", "tent", "reservoir")
+    request = Request(methods=methods, seeds=(1,), changes=TINY, out=tmp_path)
+    result, chosen = search("imagenet-c", request, (0.1, 1.0, 1e5), QUIET)
+    assert [str(h) for h in result.headings] == ["× 0.1", "× 1", "× 100000", "Best"]
+    source, tent, reservoir = result.rows
+    assert [str(v) for v in source.values[::2]] == ["", ""]  # nothing learned: run once
+    assert str(source.values[3]) == "—"
+    assert set(chosen) == {"tent:imagenet-c", "reservoir:imagenet-c"}
+    for row, label in ((tent, "tent:imagenet-c"), (reservoir, "reservoir:imagenet-c")):
+        errors = [v.value for v in row.values[:3]]
+        assert errors[(0.1, 1.0, 1e5).index(chosen[label])] == min(errors)
+        assert errors[2] > min(errors)  # a rate far too high is seen to be
+    with pytest.raises(ConfigError, match="variants of one method"):
+        search("ablation-fdd", request)
+    with pytest.raises(ConfigError, match="two or more"):
+        search("imagenet-c", request, (1.0, 1.0))
+
+
+def test_a_table_takes_the_factors_of_a_search_for_second_rows(tmp_path: Path) -> None:
+    path = tmp_path / "factors.json"
+    write_factors(path, {"tent:imagenet-c": 3.0, "cotta:imagenet-c": 1.0}, "typed")
+    factors = read_factors(path)
+    assert json.loads(path.read_text())["command"] == "typed"
+    request = Request(methods=("source", "tent", "cotta"), factors=factors)
+    labels = [v.label for v in choose(TABLES["imagenet-c"], request)[0]]
+    tent, cotta = (METHODS[name].info.title for name in ("tent", "cotta"))
+    assert labels == ["Source", tent, f"{tent}, rate × 3", cotta]
+    with pytest.raises(ConfigError, match="ostinato search"):
+        read_factors(tmp_path / "none.json")
+    path.write_text("[]")
+    with pytest.raises(ConfigError, match="no file of factors"):
+        read_factors(path)
