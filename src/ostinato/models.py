@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ostinato.errors import ConfigError, InputError
-from ostinato.ops.views import Viewed
+from ostinato.ops.views import innermost
 
 Normalize = Literal["model", "none", "input"]
 
@@ -38,8 +38,7 @@ Triple = tuple[float, float, float]
 
 def input_convention(model: nn.Module) -> tuple[Triple, Triple] | None:
     """The mean and std a model was trained with, where the model tells."""
-    while isinstance(model, Viewed):
-        model = model.base
+    model = innermost(model)
     for attribute in ("pretrained_cfg", "default_cfg"):
         cfg = getattr(model, attribute, None)
         if isinstance(cfg, dict) and cfg.get("mean") and cfg.get("std"):

@@ -40,6 +40,18 @@ class Viewed(nn.Module):
             return getattr(super().__getattr__("base"), name)
 
 
+def innermost(model: nn.Module) -> nn.Module:
+    """The model that sees the views, below any number of them.
+
+    >>> net = nn.Identity()
+    >>> innermost(Viewed(Viewed(net))) is net
+    True
+    """
+    while isinstance(model, Viewed):
+        model = model.base
+    return model
+
+
 def mean_probabilities(
     predict: Callable[[Tensor], Tensor],
     pixels: Tensor,
