@@ -222,6 +222,7 @@ _SEED_NOTE = (
     "and their order are the same for all."
 )
 _DRAWN_NOTE = "Small scale: corruptions are made on the way, and drawn anew with every seed."
+_WEATHER_NOTE = "The weather is made on the way, and drawn anew with every seed."
 _K_NOTE = "K: domains found. ECE: expected calibration error in percent."
 
 
@@ -234,7 +235,8 @@ def _benchmark(
 ) -> Table:
     rounds = any(column.round for column in printed(name).columns)
     columns = printed_columns(name)
-    notes = (*printed(name).notes, _SEED_NOTE, _K_NOTE)
+    drawn = (_WEATHER_NOTE,) if part is CAMVID else ()
+    notes = (*printed(name).notes, _SEED_NOTE, *drawn, _K_NOTE)
     small = (STAND_IN_NOTE, *extra)
     more = (_BY_DOMAINS, *_EXTRA) if rounds else _EXTRA
     return Table(
