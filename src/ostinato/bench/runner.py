@@ -22,6 +22,7 @@ from ostinato.bench.metrics import peak_memory, record_step, reset_peak
 from ostinato.bench.progress import RunProgress
 from ostinato.bench.provenance import Provenance, hash_tensors, spec_hash
 from ostinato.bench.results import RunFolder, find_run
+from ostinato.bench.samples import SampleKeeper
 from ostinato.bench.spec import Spec
 from ostinato.bench.summary import summarise
 from ostinato.data.streams import Stream
@@ -155,6 +156,7 @@ def _loop(
         method.import_state(start.state)
     stream, title = job.stream, f"{job.spec.label} {job.spec.stream} {job.spec.seed}"
     told = "domain labels" in method.needs(method.config)
+    samples = SampleKeeper(job, folder.path)
     with folder, RunProgress(title, len(stream), console, quiet) as progress, _gently() as stop:
         progress.skip(folder.records())
         for index in range(start.next_index, len(stream)):
@@ -171,6 +173,7 @@ def _loop(
                 peak_memory=peak_memory(method.model.device),
                 descriptor=_descriptor(method),
             )
+            samples.keep(batch, output.logits)
             folder.append(record)
             progress.show(record)
             if stop.is_set():
