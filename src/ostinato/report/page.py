@@ -13,7 +13,9 @@ from ostinato.report.domains import discriminator_timeline, pool_growth
 from ostinato.report.figure import Figure, Part
 from ostinato.report.over_time import error_over_time
 from ostinato.report.overview import describe_runs, summarise_variants, warnings
+from ostinato.report.per_class import iou_per_class
 from ostinato.report.per_domain import error_per_domain
+from ostinato.report.pictures import predictions_in_pictures
 from ostinato.report.runs import Variant
 from ostinato.report.spectra import descriptor_map
 from ostinato.report.style import plotting
@@ -27,6 +29,8 @@ def draw_all(variants: Sequence[Variant]) -> list[Part]:
     return [
         *error_over_time(variants),
         *error_per_domain(variants),
+        *iou_per_class(variants),
+        *predictions_in_pictures(variants),
         *discriminator_timeline(variants),
         *pool_growth(variants),
         *descriptor_map(variants),

@@ -37,7 +37,7 @@ def mean_cells(variant: Variant) -> Cells:
     return {key: sum(values) / len(values) for key, values in found.items()}
 
 
-def _reference(group: Sequence[Variant], tables: Sequence[Cells]) -> tuple[list[Cells], str]:
+def reference(group: Sequence[Variant], tables: Sequence[Cells]) -> tuple[list[Cells], str]:
     """What each cell is compared with: the source model, or the method's own first round."""
     methods = [variant.first.spec.get("method") for variant in group]
     frozen = [table for name, table in zip(methods, tables, strict=True) if name == "source"]
@@ -54,7 +54,7 @@ def _heat(group: Sequence[Variant], ending: str) -> Figure:
     word, name = WORDS[metric], f"error-per-domain{ending}"
     numbers = sorted({number for table in tables for number, _ in table})
     domains = list(dict.fromkeys(domain for table in tables for _, domain in table))
-    base, words = _reference(group, tables)
+    base, words = reference(group, tables)
     apart = [abs(v - b.get(k, v)) for t, b in zip(tables, base, strict=True) for k, v in t.items()]
     reach = max([*apart, 1.0])
     columns = max(1, min(len(group), 15 // max(len(numbers), 1), 5))
@@ -70,7 +70,7 @@ def _heat(group: Sequence[Variant], ending: str) -> Figure:
             if place >= len(group):
                 axes.axis("off")
                 continue
-            _panel(axes, tables[place], base[place], numbers, domains, reach, metric)
+            panel(axes, tables[place], base[place], numbers, domains, reach, metric)
             axes.set_title(fold(group[place].label, 105 // columns), color=group[place].colour)
             axes.set_yticks(range(len(domains)), [readable(d) for d in domains])
         grid[0][0].set_ylim(len(domains) - 0.5, -0.5)
@@ -93,7 +93,7 @@ def _heat(group: Sequence[Variant], ending: str) -> Figure:
     )
 
 
-def _panel(
+def panel(
     axes: Any, table: Cells, against: Cells, numbers: Sequence[int], domains: Sequence[str],
     reach: float, metric: Metric,
 ) -> None:  # fmt: skip
