@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import tempfile
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
@@ -98,6 +99,9 @@ def _one(spec: Spec, out: Path, again: bool, stream: Stream, console: Console | 
         (folder,) = run(spec, out=out, again=again, console=console, quiet=quiet, stream=stream)
     except OstinatoError as error:
         return error
+    except Exception as error:  # one row's defect should not cost the others their hours
+        traceback.print_exc()
+        return OstinatoError(f"{type(error).__name__}: {str(error)[:200]}")
     return folder.summary()
 
 
