@@ -10,12 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from ostinato.bench.cells import class_block
 from ostinato.bench.classes import class_names, class_scores
 from ostinato.bench.job import open_stream
 from ostinato.bench.metrics import class_iou, mean_iou
 from ostinato.bench.printed import printed
 from ostinato.bench.record import Record
+from ostinato.bench.render import TableResult, to_json, to_markdown
 from ostinato.bench.spec import Spec
+from ostinato.bench.summary import summarise
 from ostinato.bench.tables import METHODS_ACDC
 from ostinato.data.corruptions import DRIVING
 from ostinato.data.datasets.camvid import CamVid
@@ -84,6 +87,29 @@ def test_class_scores_sum_all_domains_of_a_round(tmp_path):
     (tmp_path / "data" / "classes.json").write_text("5")
     with pytest.raises(DataError, match="no list of names"):
         class_names(tmp_path, 2)
+
+
+def test_a_summary_and_a_table_name_each_class():
+    row = {"run": "a", "images": 1, "correct": 3, "counted": 4, "classes": 3, "index": 0}
+    runs = [
+        summarise([Record(domain="fog", confusion=(counts,), **row)], names=("sky", "road", "car"))
+        for counts in ((2, 1, 0, 0, 1, 0, 0, 0, 0), (3, 0, 0, 0, 1, 0, 0, 0, 0))
+    ]
+    assert [c.name for c in runs[0].classes] == ["sky", "road", "car"]
+    assert [c.value for c in runs[0].classes] == [pytest.approx(200 / 3), 50.0, None]
+    block = class_block({"Source": runs})
+    sky, road, car = block.rows[0].values
+    assert (sky.value, road.value, car.value) == (pytest.approx(250 / 3), 75.0, None)
+    assert sky.spread == pytest.approx(100 / 3 / 2**0.5)
+    result = TableResult(name="camvid", title="T", scale="small", command="c",
+                         headings=(), rows=(), per_class=block)  # fmt: skip
+    assert "| Method | sky | road | car |" in to_markdown(result)
+    assert "| Source | 83.3 ± 23.6 | 75.0 ± 35.4 |  |" in to_markdown(result)
+    assert TableResult.parse(json.loads(to_json(result))) == result
+    unnamed = summarise([Record(domain="fog", confusion=((2, 0, 0, 0) * 2 + (1,),), **row)])
+    assert [c.name for c in unnamed.classes] == ["class 0", "class 1", "class 2"]
+    images = {**row, "classes": 0, "hits": "1"}
+    assert class_block({"Source": [summarise([Record(domain="fog", **images)])]}) is None
 
 
 def test_whole_images_have_no_iou():

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import statistics as stats
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ostinato.bench.forgetting import gain
 from ostinato.bench.printed import Row, printed
-from ostinato.bench.render import TableRow, Value
+from ostinato.bench.render import ClassBlock, TableRow, Value
 from ostinato.bench.summary import Summary
 from ostinato.bench.tables import Measure, Table
 
@@ -20,13 +20,9 @@ def value(column: Measure, runs: Sequence[Summary], reference: Sequence[Summary]
         number = measure(column, summary, base)
         if number is not None:
             numbers.append(number)
-    if not numbers:
-        return Value()
-    spread = stats.stdev(numbers) if len(numbers) > 1 else None
-    digits = 0 if column.kind == "speed" else 1
-    if column.kind == "speed":
-        spread = None
-    return Value(value=stats.mean(numbers), spread=spread, digits=digits)
+    if column.kind == "speed" and numbers:
+        return Value(value=stats.mean(numbers), digits=0)
+    return _over_seeds(numbers)
 
 
 def measure(column: Measure, summary: Summary, reference: Summary | None) -> float | None:
@@ -57,6 +53,27 @@ def measure(column: Measure, summary: Summary, reference: Summary | None) -> flo
         "speed": summary.cost.images_per_second,
     }
     return plain[kind]
+
+
+def class_block(found: Mapping[str, Sequence[Summary]]) -> ClassBlock | None:
+    """Per-class IoU of rows by label, mean and spread over seeds; None for whole images."""
+    scored = {label: [one.classes for one in runs if one.classes] for label, runs in found.items()}
+    names = next((tuple(c.name for c in many[0]) for many in scored.values() if many), ())
+    if not names:
+        return None
+    rows = []
+    for label, many in scored.items():
+        columns = zip(*((c.value for c in classes) for classes in many), strict=True)
+        values = tuple(_over_seeds([v for v in column if v is not None]) for column in columns)
+        rows.append(TableRow(label=label, origin="measured", values=values))
+    return ClassBlock(names=names, rows=tuple(rows))
+
+
+def _over_seeds(numbers: Sequence[float]) -> Value:
+    if not numbers:
+        return Value()
+    spread = stats.stdev(numbers) if len(numbers) > 1 else None
+    return Value(value=stats.mean(numbers), spread=spread)
 
 
 def printed_row(table: Table, row: Row) -> TableRow:

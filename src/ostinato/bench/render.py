@@ -59,6 +59,13 @@ class TableRow(Config):
     note: str = ""
 
 
+class ClassBlock(Config):
+    """IoU of every class for every measured row, below a segmentation table."""
+
+    names: tuple[str, ...]
+    rows: tuple[TableRow, ...]
+
+
 class TableResult(Config):
     """A whole table, ready to be written.
 
@@ -82,6 +89,7 @@ class TableResult(Config):
     headings: tuple[Heading, ...]
     rows: tuple[TableRow, ...]
     notes: tuple[str, ...] = ()
+    per_class: ClassBlock | None = None
 
     def footnotes(self) -> dict[str, int]:
         """Every note of a row or cell, numbered in order of appearance."""
@@ -151,7 +159,17 @@ def to_markdown(result: TableResult) -> str:
         values = [f"{v}{_mark(v.note, marks)}" for v in row.values]
         facts = [row.facts.get(name, "") for name in FACTS]
         lines.append(_pipes([label + _mark(row.note, marks), *values, *facts]))
-    return "\n".join([*lines, "", *_note_lines(result, marks, "- ")]) + "\n"
+    notes = _note_lines(result, marks, "- ")
+    return "\n".join([*lines, "", *notes, *_class_lines(result.per_class)]) + "\n"
+
+
+def _class_lines(block: ClassBlock | None) -> list[str]:
+    if block is None:
+        return []
+    rows = [_pipes([row.label, *map(str, row.values)]) for row in block.rows]
+    heads = [_pipes(["Method", *block.names]), "|---|" + "---:|" * len(block.names)]
+    words = "Intersection over union in percent, over all pixels of all rounds."
+    return ["", "## Per class", "", words, "", *heads, *rows]
 
 
 def to_latex(result: TableResult) -> str:

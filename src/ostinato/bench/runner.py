@@ -186,7 +186,7 @@ def _loop(
                 folder.checkpoint(method.export_state())
         if finish is not None:
             finish(method, stream, folder)
-        folder.complete(summarise(folder.records()))
+        folder.complete(summarise(folder.records(), names=stream.class_names))
     folder.state_path.unlink(missing_ok=True)  # large, and of no use to a finished run
     return folder
 

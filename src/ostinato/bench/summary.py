@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from ostinato.bench.calibration import calibration_error, reliability
 from ostinato.bench.forgetting import (
     Metric,
@@ -12,7 +14,7 @@ from ostinato.bench.forgetting import (
     round_means,
     total_mean,
 )
-from ostinato.bench.metrics import Cost, cost
+from ostinato.bench.metrics import Cost, class_iou, cost
 from ostinato.bench.record import Record
 from ostinato.bench.routing import Routing, domains_over_time, routing
 from ostinato.config import Config
@@ -34,6 +36,13 @@ class RoundScore(Config):
     round: int
     by_images: float
     by_domains: float
+
+
+class ClassScore(Config):
+    """IoU of one class over all pixels of a run in percent; None where nothing was of it."""
+
+    name: str
+    value: float | None
 
 
 class Summary(Config):
@@ -66,6 +75,7 @@ class Summary(Config):
     used: int
     updates: int
     events: int
+    classes: tuple[ClassScore, ...] = ()
 
 
 def natural_metric(records: Sequence[Record]) -> Metric:
@@ -73,8 +83,10 @@ def natural_metric(records: Sequence[Record]) -> Metric:
     return "miou" if any(r.task == "segmentation" for r in records) else "error"
 
 
-def summarise(records: Sequence[Record], metric: Metric | None = None) -> Summary:
-    """Sum a run up."""
+def summarise(
+    records: Sequence[Record], metric: Metric | None = None, names: Sequence[str] = ()
+) -> Summary:
+    """Sum a run up; `names` are those of the classes, for segmentation."""
     if not records:
         raise DataError("There is no record to sum up; the run has no finished batch.")
     metric = metric or natural_metric(records)
@@ -105,4 +117,16 @@ def summarise(records: Sequence[Record], metric: Metric | None = None) -> Summar
         used=sum(r.used for r in records),
         updates=sum(r.updated for r in records),
         events=sum(len(r.events) for r in records),
+        classes=_classes(records, names) if metric == "miou" else (),
+    )
+
+
+def _classes(records: Sequence[Record], names: Sequence[str]) -> tuple[ClassScore, ...]:
+    count = records[0].classes
+    if len(names) != count:
+        names = [f"class {number}" for number in range(count)]
+    total = np.sum([one for r in records for one in r.confusion], axis=0).reshape(count, count)
+    return tuple(
+        ClassScore(name=name, value=100.0 * float(value) if np.isfinite(value) else None)
+        for name, value in zip(names, class_iou(total), strict=True)
     )
