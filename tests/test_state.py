@@ -9,10 +9,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+import ostinato
+from ostinato.data.embedded import embedded_model
 from ostinato.errors import StateError
+from ostinato.models import VisionModel
 from ostinato.ops import snapshot
 from ostinato.ops.optim import export_optimizer, import_optimizer, make_optimizer
-from ostinato.ops.snapshot import State, load_state, save_state
+from ostinato.ops.snapshot import RandomState, State, load_state, save_state
 
 STATE = State({"a": torch.arange(6.0)}, {"steps": 3})
 HEADER = {"method": "x"}
@@ -116,3 +119,25 @@ def test_optimizer_state_continues_to_the_bit(name):
     advance(weights, optimizer, 3)
     advance(copies, fresh, 3)
     assert all(torch.equal(a, b) for a, b in zip(weights, copies, strict=True))
+
+
+def test_a_state_from_a_file_goes_to_the_model_s_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Kept:
+        """Takes tensors over as they come, as pools and memories do."""
+
+        seen = torch.zeros(2)
+
+        def export_state(self) -> State:
+            return State({"seen": torch.zeros(2)})
+
+        def import_state(self, state: State) -> None:
+            self.seen = state.tensors["seen"]
+
+    adapted = ostinato.adapt(embedded_model(), "source")
+    kept = adapted.track("kept", Kept())
+    state = adapted.export_state()
+    # Stands for a GPU: a device that is not the file's.
+    monkeypatch.setattr(VisionModel, "device", torch.device("meta"))
+    monkeypatch.setattr(RandomState, "import_state", lambda self, state: None)
+    adapted.import_state(state)
+    assert kept.seen.device.type == "meta"

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from ostinato.errors import StateError
+from ostinato.models import VisionModel
 from ostinato.ops.snapshot import State, Stateful, load_state, save_state
 from ostinato.ops.trainable import Weights
 from ostinato.types import StepOutput
@@ -20,6 +21,7 @@ class Persistent:
     config: Any
     fingerprint: str
     last: StepOutput | None
+    model: VisionModel
     _tracked: dict[str, Stateful]
     _initial: State
 
@@ -39,7 +41,8 @@ class Persistent:
             raise StateError(f"The state lacks {', '.join(missing)}.")
         before = self.export_state().clone()
         try:
-            self._import(state)
+            # Files hold CPU tensors. What belongs on the CPU here (generators) goes back by itself.
+            self._import(state.to(self.model.device))
         except Exception as error:
             self._import(before)
             if isinstance(error, StateError):

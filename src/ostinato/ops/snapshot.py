@@ -50,6 +50,10 @@ class State:
         tensors = {k[len(start) :]: t for k, t in self.tensors.items() if k.startswith(start)}
         return State(tensors, self.values.get(name, {}))
 
+    def to(self, device: torch.device) -> State:
+        """The same on another device; what lies there already is shared, not copied."""
+        return State({k: t.to(device) for k, t in self.tensors.items()}, self.values)
+
     def clone(self) -> State:
         """An independent copy."""
         tensors = {k: t.detach().clone() for k, t in self.tensors.items()}
