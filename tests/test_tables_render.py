@@ -8,6 +8,7 @@ import json
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from ostinato.bench.render import (
     FACTS,
@@ -17,6 +18,7 @@ from ostinato.bench.render import (
     Value,
     render,
 )
+from ostinato.bench.terminal import to_terminal
 from ostinato.errors import OstinatoError
 
 FACT = dict.fromkeys(FACTS, "x") | {"Help": "none"}
@@ -116,3 +118,35 @@ def test_save_writes_four_files(tmp_path: Path) -> None:
 def test_an_unknown_form_names_the_nearest() -> None:
     with pytest.raises(OstinatoError, match="Did you mean 'latex'"):
         render(RESULT, "latx")
+
+
+def lines_of(result: TableResult, width: int) -> list[str]:
+    console = Console(width=width, file=io.StringIO(), force_terminal=False)
+    console.print(to_terminal(result, width))
+    return console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+
+
+def test_a_narrow_terminal_loses_columns_and_never_digits() -> None:
+    domains = tuple(Heading(name=f"Domain{n}", summary=False) for n in range(15))
+    headings = (*domains, Heading(name="Mean"), Heading(name="ECE"), Heading(name="RF"))
+    row = TableRow(
+        label="A rather long name of a method",
+        origin="measured",
+        values=tuple(Value(value=10.0 + n, spread=0.5) for n in range(18)),
+        facts={"Help": "source statistics"},
+    )
+    other = row.replace(label="Source", facts={"Help": "none"})
+    wide = RESULT.replace(headings=headings, rows=(row, other), notes=())
+    for width, there, gone in (
+        (300, ["10.0 ± 0.5", "25.0 ± 0.5", "26.0 ± 0.5", "statistics"], []),
+        (90, ["25.0 ± 0.5", "26.0 ± 0.5", "27.0 ± 0.5", "statistics"], ["10.0 ± 0.5"]),
+        (76, ["25.0 ± 0.5", "26.0 ± 0.5", "27.0 ± 0.5"], ["10.0 ± 0.5", "statistics"]),
+        (63, ["25.0 ± 0.5", "27.0 ± 0.5"], ["26.0 ± 0.5", "statistics"]),
+    ):
+        lines = lines_of(wide, width)
+        text = "\n".join(lines)
+        assert all(len(line) <= width for line in lines)
+        assert "…" not in "\n".join(line for line in lines if "│" in line)
+        assert all(word in text for word in there), (width, text)
+        assert not any(word in text for word in gone), (width, text)
+        assert ("Too narrow for" in text) == bool(gone)

@@ -224,10 +224,12 @@ def _changes(root: str | None, weights: str | None, pairs: Words) -> dict[str, A
 def _show(result: Any, form: str, save: Path | None) -> None:
     from rich.console import Console
 
-    from ostinato.bench.render import render, to_terminal
+    from ostinato.bench.render import render
+    from ostinato.bench.terminal import to_terminal
 
     if form == "terminal":
-        Console().print(to_terminal(result))
+        console = Console()
+        console.print(to_terminal(result, console.width))
     else:
         print(render(result, form), end="")
     if save is not None:

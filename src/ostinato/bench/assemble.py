@@ -9,16 +9,15 @@ from typing import Any
 
 from rich.console import Console
 
-from ostinato.bench.cells import printed_row, value
+from ostinato.bench.cells import class_block, printed_row, value
 from ostinato.bench.job import check_spec
-from ostinato.bench.models import weights_name
+from ostinato.bench.models import views_name, weights_name
 from ostinato.bench.printed import printed
-from ostinato.bench.render import Heading, TableResult, TableRow
+from ostinato.bench.render import ClassBlock, Heading, TableResult, TableRow
 from ostinato.bench.rows import run_rows
 from ostinato.bench.spec import Spec, merge, split_label
 from ostinato.bench.summary import Summary
 from ostinato.bench.tables import (
-    METHODS_ACDC,
     METHODS_FULL,
     Measure,
     Part,
@@ -31,6 +30,7 @@ from ostinato.methods.contract import resolve_config
 from ostinato.registry import METHODS, TABLES
 
 PAPER = "paper"
+_BESIDE = "img/s: up to {} rows ran side by side on one machine; alone, each is faster."
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,8 @@ def build_table(name: str, request: Request, console: Console | None = None) -> 
     columns = [m for m in table.columns if m.kind != "gain" or _reference(table, variants)]
     table = replace(table, columns=_with_rounds(columns, found))
     rows = [_measured(table, v, found, request, variants) for v in variants]
-    return _result(table, request, rows, skipped)
+    by_class = class_block({v.label: found[v.label, table.parts[0].name] for v in variants})
+    return _result(table, request, rows, skipped, by_class)
 
 
 def choose(table: Table, request: Request) -> tuple[list[Variant], list[str]]:
@@ -122,7 +123,7 @@ def _candidates(table: Table, request: Request) -> list[Variant]:
         preset = request.preset or (PAPER if request.scale == "full" else "robust")
         rows = [v if v.method == "source" else replace(v, preset=preset) for v in table.variants]
         return [replace(v, cosine=v.preset == PAPER) for v in rows]
-    usual = METHODS_ACDC if table.name == "acdc" else METHODS_FULL
+    usual = table.methods or METHODS_FULL
     labels = request.methods or usual
     if labels == ("all",):
         others = [n for n in METHODS.names() if n not in {split_label(u)[0] for u in usual}]
@@ -274,7 +275,7 @@ def facts_of(table: Table, variant: Variant, request: Request, found: Found) -> 
     kind = METHODS[variant.method]
     images = [found[variant.label, part.name][0].images for part in table.parts]
     predicts = str(getattr(config, "predict", kind.info.predicts))
-    return {
+    facts = {
         "Model": spec.model.partition(".")[0],
         "Weights": weights_name(spec),
         "Input": "raw [0, 1]" if spec.normalize == "none" else "normalised",
@@ -283,20 +284,31 @@ def facts_of(table: Table, variant: Variant, request: Request, found: Found) -> 
         "Help": ", ".join(sorted(kind.needs(config))) or "none",
         "Predicts": predicts,
     }
+    if printed(table.name).metric == "miou":
+        facts["Views"] = views_name(spec, config)
+    return facts
 
 
 def _result(
-    table: Table, request: Request, rows: Sequence[TableRow], skipped: Sequence[str]
+    table: Table,
+    request: Request,
+    rows: Sequence[TableRow],
+    skipped: Sequence[str],
+    per_class: ClassBlock | None = None,
 ) -> TableResult:
     source = printed(table.name)
     small = table.small_notes if request.scale == "small" else ()
+    beside = (_BESIDE.format(request.jobs),) if request.jobs > 1 else ()
     return TableResult(
         name=table.name,
         title=table.title,
         scale=request.scale,
         command=request.command or f"ostinato table {table.name} --scale {request.scale}",
         metric=source.metric,
-        headings=tuple(Heading(name=m.heading, group=m.group) for m in table.columns),
+        headings=tuple(
+            Heading(name=m.heading, group=m.group, summary=m.kind != "score") for m in table.columns
+        ),
         rows=(*rows, *(printed_row(table, row) for row in source.rows)),
-        notes=(*small, *table.notes, *skipped),
+        notes=(*small, *table.notes, *beside, *skipped),
+        per_class=per_class,
     )

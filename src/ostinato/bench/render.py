@@ -6,15 +6,12 @@ import csv
 import io
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from ostinato.config import Config
 from ostinato.errors import ConfigError, did_you_mean
 
-if TYPE_CHECKING:
-    from rich.table import Table as RichTable
-
-FACTS = ("Model", "Weights", "Input", "Images", "Seeds", "Help", "Predicts")
+FACTS = ("Model", "Weights", "Input", "Images", "Seeds", "Help", "Predicts", "Views")
 """What every row says about itself, in this order."""
 SUFFIXES = {"markdown": ".md", "latex": ".tex", "csv": ".csv", "json": ".json"}
 
@@ -40,10 +37,11 @@ class Value(Config):
 
 
 class Heading(Config):
-    """A column's name, and the group of columns that it stands in."""
+    """A column's name, the group of columns that it stands in, and whether it sums others up."""
 
     name: str
     group: str = ""
+    summary: bool = True
 
     def __str__(self) -> str:
         return f"{self.group} {self.name}".strip()
@@ -78,7 +76,7 @@ class TableResult(Config):
     ...     rows=(TableRow(label="Source", origin="measured", values=(Value(value=50.0),)),),
     ... )
     >>> print(to_csv(result).splitlines()[1])
-    Source,measured,50.0,,,,,,,,,
+    Source,measured,50.0,,,,,,,,,,
     """
 
     name: str
@@ -156,10 +154,10 @@ def to_markdown(result: TableResult) -> str:
     ]
     for row in result.rows:
         label = f"*{row.label} (printed)*" if row.origin == "printed" else row.label
-        values = [f"{v}{_mark(v.note, marks)}" for v in row.values]
+        values = [f"{v}{mark(v.note, marks)}" for v in row.values]
         facts = [row.facts.get(name, "") for name in FACTS]
-        lines.append(_pipes([label + _mark(row.note, marks), *values, *facts]))
-    notes = _note_lines(result, marks, "- ")
+        lines.append(_pipes([label + mark(row.note, marks), *values, *facts]))
+    notes = note_lines(result, marks, "- ")
     return "\n".join([*lines, "", *notes, *_class_lines(result.per_class)]) + "\n"
 
 
@@ -175,7 +173,7 @@ def _class_lines(block: ClassBlock | None) -> list[str]:
 def to_latex(result: TableResult) -> str:
     """A booktabs table; needs \\usepackage{booktabs,graphicx}."""
     marks = result.footnotes()
-    shown = _varying(result)
+    shown = varying(result)
     width = "l" + "r" * len(result.headings) + "l" * len(shown)
     heads = ["Method", *(str(h) for h in result.headings), *shown]
     lines = [
@@ -197,32 +195,8 @@ def to_latex(result: TableResult) -> str:
         before = row.origin
         lines.append(" & ".join(_latex_cells(row, marks, shown)) + " \\\\")
     lines += ["\\bottomrule", "\\end{tabular}}", "\\par\\smallskip\\footnotesize"]
-    lines += [_escape(note) + "\\par" for note in _note_lines(result, marks, "", shown)]
+    lines += [_escape(note) + "\\par" for note in note_lines(result, marks, "", shown)]
     return "\n".join([*lines, "\\end{table*}"]) + "\n"
-
-
-def to_terminal(result: TableResult) -> RichTable:
-    """A rich table; what is the same in all measured rows stands below it."""
-    from rich.markup import escape
-    from rich.table import Table
-
-    marks, shown = result.footnotes(), _varying(result)
-    caption = "\n".join(_note_lines(result, marks, "", shown))
-    table = Table(title=f"{result.title} ({result.scale})", caption=escape(caption))
-    table.caption_justify = "left"
-    table.add_column("Method", no_wrap=True)
-    for heading in result.headings:
-        table.add_column(str(heading).replace(" ", "\n"), justify="right")
-    for name in shown:
-        table.add_column(name)
-    for row in result.rows:
-        printed = row.origin == "printed"
-        label = f"{row.label} (printed)" if printed else row.label
-        cells = [f"{v}{_mark(v.note, marks)}" for v in row.values]
-        facts = [row.facts.get(name, "") for name in shown]
-        texts = [escape(t) for t in (label + _mark(row.note, marks), *cells, *facts)]
-        table.add_row(*texts, style="dim" if printed else None)
-    return table
 
 
 def _latex_cells(row: TableRow, marks: dict[str, int], shown: list[str]) -> list[str]:
@@ -235,15 +209,16 @@ def _latex_cells(row: TableRow, marks: dict[str, int], shown: list[str]) -> list
     return [marked(label, row.note), *(marked(str(v), v.note) for v in row.values), *facts]
 
 
-def _varying(result: TableResult) -> list[str]:
+def varying(result: TableResult) -> list[str]:
     """The facts that differ among the measured rows."""
     measured = [row.facts for row in result.rows if row.origin == "measured"]
     return [name for name in FACTS if len({facts.get(name, "") for facts in measured}) > 1]
 
 
-def _note_lines(
+def note_lines(
     result: TableResult, marks: dict[str, int], bullet: str, shown: list[str] | None = None
 ) -> list[str]:
+    """What stands below a table; facts that no column shows among them."""
     lines = []
     measured = [row.facts for row in result.rows if row.origin == "measured"]
     if shown is not None and measured:
@@ -253,7 +228,8 @@ def _note_lines(
     return [f"{bullet}{line}" for line in lines if line]
 
 
-def _mark(note: str, marks: dict[str, int]) -> str:
+def mark(note: str, marks: dict[str, int]) -> str:
+    """The number of a cell's note."""
     return f" [{marks[note]}]" if note else ""
 
 
@@ -269,6 +245,8 @@ def _escape(text: str) -> str:
 
 def _console(result: TableResult) -> str:
     from rich.console import Console
+
+    from ostinato.bench.terminal import to_terminal
 
     text = io.StringIO()
     Console(file=text, width=240, color_system=None).print(to_terminal(result))

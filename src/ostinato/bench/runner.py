@@ -28,6 +28,7 @@ from ostinato.bench.summary import summarise
 from ostinato.data.streams import Stream
 from ostinato.errors import ConfigError
 from ostinato.methods.base import Method
+from ostinato.ops.views import innermost
 
 RUNS = "runs"
 PREPARED = "prepared"
@@ -125,7 +126,7 @@ def _run_job(
                 console.print(f"{found} is complete already", markup=False, highlight=False)
             return folder
     place = _free(out / folder_name(job.spec, digest))
-    weights = hash_tensors(job.model.state_dict())
+    weights = hash_tensors(innermost(job.model).state_dict())
     method = job.adapt(
         cache=out / PREPARED
     )  # a method that does not fit the model leaves no folder behind
