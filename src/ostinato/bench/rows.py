@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -78,7 +79,7 @@ def _side_by_side(
         # Two rows may be the same run, which must not be begun twice at once.
         futures: dict[Future[Outcome], list[str]] = {}
         for labels in _equal(specs):
-            future = pool.submit(_one, specs[labels[0]], out, again, shared, None)
+            future = pool.submit(_elsewhere, specs[labels[0]], out, again, shared)
             futures[future] = labels
         found: dict[str, Outcome] = {}
         for future in as_completed(futures):
@@ -103,6 +104,15 @@ def _one(spec: Spec, out: Path, again: bool, stream: Stream, console: Console | 
         traceback.print_exc()
         return OstinatoError(f"{type(error).__name__}: {str(error)[:200]}")
     return folder.summary()
+
+
+def _elsewhere(spec: Spec, out: Path, again: bool, stream: Stream) -> Outcome:
+    """A run in a process of its own, which listens to Ctrl-C while it has something to stop."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        return _one(spec, out, again, stream, None)
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _equal(specs: Mapping[str, Spec]) -> list[list[str]]:
@@ -135,3 +145,5 @@ def _limit_threads(count: int) -> None:
     import torch
 
     torch.set_num_threads(count)
+    # Ctrl-C reaches every process; one that waits for work has nothing to say to it.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
