@@ -22,7 +22,9 @@ def value(column: Measure, runs: Sequence[Summary], reference: Sequence[Summary]
             numbers.append(number)
     if column.kind == "speed" and numbers:
         return Value(value=stats.mean(numbers), digits=0)
-    return _over_seeds(numbers)
+    found = _over_seeds(numbers)
+    whole = column.kind == "count" and len(set(numbers)) == 1  # a number of domains, not a mean
+    return found.replace(digits=0) if whole else found
 
 
 def measure(column: Measure, summary: Summary, reference: Summary | None) -> float | None:
