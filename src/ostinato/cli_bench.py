@@ -34,7 +34,7 @@ def run_command(
     seeds: tuple[int, ...] = (),
     batch_size: int | None = None,
     device: str | None = None,
-    precision: Literal["fp32", "bf16"] | None = None,
+    precision: Literal["fp32", "tf32", "bf16"] | None = None,
     set: Words = (),
     out: Path = Path("runs"),
     again: bool = False,
@@ -59,7 +59,7 @@ def run_command(
         seeds: one run for each.
         batch_size: images a batch.
         device: cpu, cuda or auto.
-        precision: fp32 or bf16.
+        precision: fp32, tf32 or bf16.
         set: any other setting of the spec.
         out: where the runs' folders go.
         again: run even what is complete already.

@@ -169,7 +169,7 @@ def speed_command(
     batch_size: int = 50,
     steps: int = 10,
     device: str = "auto",
-    precision: Literal["fp32", "bf16"] = "fp32",
+    precision: Literal["fp32", "tf32", "bf16"] = "fp32",
     normalize: Literal["model", "none"] = "model",
 ) -> None:
     """Images per second and peak memory: the forward alone, a TENT step, a step of ours.
@@ -180,7 +180,7 @@ def speed_command(
         batch_size: images a batch.
         steps: timed batches of each; their median counts.
         device: cpu, cuda or auto.
-        precision: fp32 or bf16.
+        precision: fp32, tf32 or bf16.
         normalize: the input convention.
     """
     import torch

@@ -12,6 +12,7 @@ from ostinato.config import Config
 from ostinato.dense import check_scales, check_windows
 from ostinato.errors import ConfigError
 from ostinato.models import Normalize
+from ostinato.ops.precision import Precision
 
 SEEDS = (2025, 2026, 2027)
 """The seeds of the paper's tables."""
@@ -66,7 +67,9 @@ class Spec(Config):
     seeds: tuple[int, ...] = Field((SEEDS[0],), min_length=1, description="one run for each")
     batch_size: int = Field(50, ge=1, description="images a batch")
     device: str = Field("auto", description="cpu, cuda, cuda:1, mps; auto takes what there is")
-    precision: Literal["fp32", "bf16"] = Field("fp32", description="bf16 runs under autocast")
+    precision: Precision = Field(
+        "fp32", description="bf16 runs under autocast; tf32 rounds the products of a GPU's fp32"
+    )
     task: Literal["classification", "segmentation"] | None = Field(
         None, description="the stream's own unless given, which then has to agree"
     )

@@ -8,7 +8,7 @@ import time
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ostinato.api import adapt, collect_statistics
 from ostinato.errors import ConfigError
 from ostinato.models import Normalize, VisionModel
+from ostinato.ops.precision import Precision, products
 
 Step = Callable[[Tensor], Any]
 WARM = 3
@@ -51,7 +52,7 @@ def measure_speed(
     batch_size: int = 50,
     size: tuple[int, int, int] = (3, 224, 224),
     steps: int = 10,
-    precision: Literal["fp32", "bf16"] = "fp32",
+    precision: Precision = "fp32",
     normalize: Normalize = "model",
 ) -> list[Speed]:
     """Forward alone, a TENT step and a step of `dual_expert` (robust), each on its own copy.
@@ -63,7 +64,7 @@ def measure_speed(
         batch_size: images a batch.
         size: channels, height and width.
         steps: timed batches of each.
-        precision: fp32, or bf16 under autocast.
+        precision: fp32, tf32 products, or bf16 under autocast.
         normalize: the model's input convention.
 
     >>> from ostinato.checks import small_model
@@ -100,23 +101,26 @@ def measure_speed(
     ]
 
 
-def _forward(model: nn.Module, images: Tensor, precision: str, normalize: Normalize) -> Step:
+def _forward(model: nn.Module, images: Tensor, precision: Precision, normalize: Normalize) -> Step:
     vision = VisionModel(model, normalize=normalize).eval()
     kind = images.device.type
 
     def step(batch: Tensor) -> Tensor:
-        with torch.no_grad(), torch.autocast(kind, torch.bfloat16, enabled=precision == "bf16"):
+        half = torch.autocast(kind, torch.bfloat16, enabled=precision == "bf16")
+        with torch.no_grad(), products(precision), half:
             logits: Tensor = vision(batch)
         return logits
 
     return step
 
 
-def _tent(model: nn.Module, images: Tensor, precision: str, normalize: Normalize) -> Step:
+def _tent(model: nn.Module, images: Tensor, precision: Precision, normalize: Normalize) -> Step:
     return adapt(model, "tent", preset="imagenet-c", normalize=normalize, precision=precision)
 
 
-def _dual_expert(model: nn.Module, images: Tensor, precision: str, normalize: Normalize) -> Step:
+def _dual_expert(
+    model: nn.Module, images: Tensor, precision: Precision, normalize: Normalize
+) -> Step:
     source = collect_statistics(model, images, normalize=normalize)
     return adapt(
         model,

@@ -115,8 +115,8 @@ EMBEDDED = {
     "seeds": SEEDS,
     "batch_size": 50,
 }
-LIMIT = 150
-"""Images a corruption at small scale: three batches, so that a table takes minutes."""
+LIMIT = 100
+"""Images a corruption at small scale: two batches, so that a table takes minutes."""
 PAPER = "dual_expert:paper"
 
 IMAGENET_C = Part(

@@ -30,6 +30,7 @@ from ostinato.methods.contract import (
 from ostinato.methods.persistence import Persistent
 from ostinato.models import VisionModel, fingerprint
 from ostinato.ops.optim import OptimizerState, cosine, make_optimizer, total_norm
+from ostinato.ops.precision import products
 from ostinato.ops.snapshot import RandomState, Scalars, State, Stateful
 from ostinato.ops.trainable import Flags, Weights
 from ostinato.types import Decision, StepOutput
@@ -217,7 +218,8 @@ class Method(Persistent, nn.Module):
     ) -> StepOutput:
         """One batch; `oracle` (a true domain name) only for methods that declare that need."""
         started = time.perf_counter()
-        with torch.inference_mode(False), torch.enable_grad():
+        exactness = products(self.config.precision)
+        with torch.inference_mode(False), torch.enable_grad(), exactness:
             batch = self._receive(images, classes, oracle)
             self.inspect(batch)
             self.events = []

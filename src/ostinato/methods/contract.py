@@ -12,6 +12,7 @@ from torch import Tensor
 from ostinato.config import Config
 from ostinato.errors import ConfigError, did_you_mean
 from ostinato.ops.optim import OptimizerName
+from ostinato.ops.precision import Precision
 from ostinato.ops.snapshot import State
 from ostinato.ops.statistics import SourceStatistics
 
@@ -46,7 +47,9 @@ class MethodConfig(Config):
     """Settings every method has."""
 
     seed: int = Field(0, description="seeds everything random in the method")
-    precision: Literal["fp32", "bf16"] = Field("fp32", description="bf16 runs under autocast")
+    precision: Precision = Field(
+        "fp32", description="bf16 runs under autocast; tf32 rounds the products of a GPU's fp32"
+    )
     optimizer: OptimizerName = Field("adam", description="adam, adamw or sgd")
     lr: float = Field(1e-3, ge=0, description="learning rate")
     weight_decay: float = Field(0.0, ge=0, description="weight decay")
