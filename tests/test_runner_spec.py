@@ -189,6 +189,10 @@ def test_runs_share_a_preparation_and_keep_their_own_copy(
     first, second = (load_state(p)[0].tensors for p in tmp_path.glob("vida-*/prepared.safetensors"))
     assert first.keys() == second.keys()
     assert all(bool((first[name] == second[name]).all()) for name in first)
+    # Another seed or online rate is another run of what was prepared once.
+    faster = {**spec["settings"], "lr": 1e-3, "adapter_lr": 1e-3}
+    run(Spec.parse({**spec, "seeds": [7], "settings": faster}), out=tmp_path, quiet=True)
+    assert calls == ["vida"]
     other = {**spec, "settings": {"warm_steps": 2, "views": 2}}
     run(Spec.parse(other), out=tmp_path, quiet=True)
     assert calls == ["vida", "vida"]

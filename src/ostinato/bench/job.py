@@ -108,7 +108,7 @@ class Job:
                 images.to(spec.device),
                 labels.to(spec.device),
                 normalize=spec.normalize,
-                **self.config.model_dump(),
+                **self._recipe().model_dump(),
             )
         except RuntimeError as error:  # shapes that the method does not expect of a model
             raise ConfigError(
@@ -121,12 +121,24 @@ class Job:
 
     def _preparation(self, keys: list[str]) -> str:
         """A hash of all that a preparation rests on."""
-        config = self.config.model_dump(mode="json", exclude={"total_steps"})
+        config = self._recipe().model_dump(mode="json")
         weights = hash_tensors(self.model.state_dict())
         parts = [self.spec.method, self.spec.normalize, weights, self.stream.config.transform]
         return spec_hash(
             {"parts": parts, "config": config, "images": hash_names(keys), **self.spec.views}
         )
+
+    def _recipe(self) -> MethodConfig:
+        """The settings that a preparation is made under: one for all seeds and online rates.
+
+        Whoever deploys a method prepares it once, so what a run draws and how fast it learns
+        later are no part of it.
+        """
+        kind = METHODS[self.spec.method]
+        usual = kind.Config()
+        rates = {name: getattr(usual, name) for name in kind.rates}
+        recipe: MethodConfig = self.config.replace(seed=0, total_steps=None, **rates)
+        return recipe
 
     def _clean(self, count: int) -> tuple[Tensor, Tensor]:
         """Clean images and labels, none of which the stream shows."""
