@@ -150,3 +150,14 @@ def test_a_narrow_terminal_loses_columns_and_never_digits() -> None:
         assert all(word in text for word in there), (width, text)
         assert not any(word in text for word in gone), (width, text)
         assert ("Too narrow for" in text) == bool(gone)
+
+
+def test_a_page_has_no_column_for_what_no_row_says() -> None:
+    page = render(RESULT, "markdown")
+    assert "| Views |" in page
+    bare = tuple(r.replace(facts={"Help": "none"}) for r in RESULT.rows)
+    page = render(RESULT.replace(rows=bare), "markdown")
+    assert "| Help |" in page
+    assert "Views" not in page
+    head, rule, first = page.splitlines()[6:9]
+    assert head.count("|") == rule.count("|") == first.count("|")

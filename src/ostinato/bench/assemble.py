@@ -298,7 +298,8 @@ def _result(
 ) -> TableResult:
     source = printed(table.name)
     small = table.small_notes if request.scale == "small" else ()
-    beside = (_BESIDE.format(request.jobs),) if request.jobs > 1 else ()
+    timed = any(m.kind == "speed" for m in table.columns)
+    beside = (_BESIDE.format(request.jobs),) if timed and request.jobs > 1 else ()
     return TableResult(
         name=table.name,
         title=table.title,

@@ -141,7 +141,8 @@ def to_csv(result: TableResult) -> str:
 def to_markdown(result: TableResult) -> str:
     """A page with the command, the table and its notes."""
     marks = result.footnotes()
-    heads = ["Method", *(str(h) for h in result.headings), *FACTS]
+    told = [name for name in FACTS if any(row.facts.get(name) for row in result.rows)]
+    heads = ["Method", *(str(h) for h in result.headings), *told]
     lines = [
         f"# {result.title}",
         "",
@@ -150,12 +151,12 @@ def to_markdown(result: TableResult) -> str:
         f"    {result.command}",
         "",
         _pipes(heads),
-        "|---|" + "---:|" * len(result.headings) + "---|" * len(FACTS),
+        "|---|" + "---:|" * len(result.headings) + "---|" * len(told),
     ]
     for row in result.rows:
         label = f"*{row.label} (printed)*" if row.origin == "printed" else row.label
         values = [f"{v}{mark(v.note, marks)}" for v in row.values]
-        facts = [row.facts.get(name, "") for name in FACTS]
+        facts = [row.facts.get(name, "") for name in told]
         lines.append(_pipes([label + mark(row.note, marks), *values, *facts]))
     notes = note_lines(result, marks, "- ")
     return "\n".join([*lines, "", *notes, *_class_lines(result.per_class)]) + "\n"
