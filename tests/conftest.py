@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import sys
+from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -14,6 +18,24 @@ from ostinato.checks import small_batches, small_model
 from ostinato.ops.statistics import SourceStatistics
 
 torch.set_num_threads(1)  # the suite runs on several workers; more threads only get in the way
+
+
+def load_script(path: Path) -> Iterator[ModuleType]:
+    """A script outside the package as a module, for as long as it is used."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their own module up
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules[spec.name]
+
+
+@pytest.fixture(scope="module")
+def script(request: pytest.FixtureRequest) -> Iterator[ModuleType]:
+    """The script that a test file names as SCRIPT."""
+    yield from load_script(request.module.SCRIPT)
 
 
 def real_data_root() -> Path | None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,20 +12,8 @@ import torch
 from PIL import Image
 
 ROOT = Path(__file__).parents[1]
+SCRIPT = ROOT / "examples" / "train_camvid.py"
 SMALL = ["--height=32", "--width=32", "--batch=2", "--device=cpu", "--every=1"]
-
-
-@pytest.fixture(scope="module")
-def script():
-    """The training script as a module."""
-    spec = importlib.util.spec_from_file_location(
-        "train_camvid", ROOT / "examples" / "train_camvid.py"
-    )
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their own module up
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules[spec.name]
 
 
 @pytest.fixture(scope="module")

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +15,7 @@ from ostinato.data import embedded
 from ostinato.errors import DataError, InputError
 
 ROOT = Path(__file__).parents[1]
+SCRIPT = ROOT / "examples" / "train_embedded.py"
 ASSETS = ROOT / "src" / "ostinato" / "assets"
 MIB = 2**20
 
@@ -28,19 +27,6 @@ def hashes(images: torch.Tensor) -> set[str]:
 @pytest.fixture(scope="module")
 def model() -> nn.Module:
     return embedded.embedded_model()
-
-
-@pytest.fixture(scope="module")
-def script():
-    """The training script as a module."""
-    spec = importlib.util.spec_from_file_location(
-        "train_embedded", ROOT / "examples" / "train_embedded.py"
-    )
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their own module up
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules[spec.name]
 
 
 def test_clean_test_accuracy_is_what_the_log_says(model):

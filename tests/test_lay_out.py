@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import io
-import runpy
 import tarfile
 from pathlib import Path
+from types import ModuleType
 
 from PIL import Image
 
@@ -27,8 +27,10 @@ def archive(path: Path, classes: int) -> Path:
     return path
 
 
-def test_splits_are_disjoint_whole_and_keep_their_labels(tmp_path: Path) -> None:
-    lay_out = runpy.run_path(str(SCRIPT))["lay_out"]
+def test_splits_are_disjoint_whole_and_keep_their_labels(
+    tmp_path: Path, script: ModuleType
+) -> None:
+    lay_out = script.lay_out
     source = archive(tmp_path / "images.tar", 5)
     counts = lay_out(source, tmp_path / "data", clean=3, tune=2, seed=1)
     assert counts == {"clean": 3, "tune": 2, "test": 5}

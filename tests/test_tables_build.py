@@ -17,7 +17,8 @@ from ostinato.bench.job import check_spec, open_stream
 from ostinato.bench.kept import keep
 from ostinato.bench.printed import printed
 from ostinato.bench.results import RunFolder
-from ostinato.bench.tables import METHODS_FULL, Measure, Table, Variant
+from ostinato.bench.table import Measure, Table, Variant
+from ostinato.bench.tables import METHODS_FULL
 from ostinato.data.imagenet_plus import ORDERS
 from ostinato.errors import OstinatoError
 from ostinato.registry import METHODS, TABLES

@@ -20,7 +20,7 @@ from ostinato.bench.results import RunFolder
 from ostinato.bench.rows import run_rows
 from ostinato.bench.search import read_factors, search, write_factors
 from ostinato.bench.shared import share
-from ostinato.bench.tables import Variant
+from ostinato.bench.table import Variant
 from ostinato.errors import ConfigError
 from ostinato.methods.contract import resolve_config
 from ostinato.registry import METHODS, TABLES

@@ -7,7 +7,7 @@ import torch
 
 from ostinato.bench.assemble import Request, spec_of
 from ostinato.bench.job import open_stream
-from ostinato.bench.tables import Table, Variant
+from ostinato.bench.table import Table, Variant
 from ostinato.registry import DATASETS, TABLES
 
 

@@ -163,7 +163,7 @@ def search_command(
     name: Annotated[str, tyro.conf.Positional],
     /,
     *,
-    factors: tuple[float, ...] = (0.1, 0.3, 1.0, 3.0, 10.0),
+    factors: tuple[float, ...] = (),
     scale: Literal["small", "full"] = "small",
     methods: tuple[str, ...] = (),
     seeds: tuple[int, ...] = (),
@@ -180,7 +180,7 @@ def search_command(
 
     Args:
         name: a table whose rows are methods.
-        factors: what every method's own rate is multiplied by.
+        factors: what every method's own rate is multiplied by, in place of 0.1 0.3 1 3 10.
         scale: small runs on the package's own model and images, full is the paper's setting.
         methods: name or name:preset each; all for every registered one.
         seeds: in place of 2025 2026 2027.
@@ -194,7 +194,7 @@ def search_command(
         jobs: rows that run side by side, each in a process of its own.
     """
     from ostinato.bench.assemble import Request
-    from ostinato.bench.search import SUFFIX, search, write_factors
+    from ostinato.bench.search import FACTORS, SUFFIX, search, write_factors
 
     request = Request(
         scale=scale,
@@ -206,7 +206,7 @@ def search_command(
         jobs=jobs,
         command=_command(),
     )
-    result, chosen = _gently(lambda: search(name, request, factors))
+    result, chosen = _gently(lambda: search(name, request, factors or FACTORS))
     _show(result, format, save)
     if save is not None:
         path = save / f"{name}-{scale}{SUFFIX}"

@@ -17,14 +17,8 @@ from ostinato.bench.render import ClassBlock, Heading, TableResult, TableRow
 from ostinato.bench.rows import run_rows
 from ostinato.bench.spec import Spec, merge, split_label
 from ostinato.bench.summary import Summary
-from ostinato.bench.tables import (
-    METHODS_FULL,
-    Measure,
-    Part,
-    Scale,
-    Table,
-    Variant,
-)
+from ostinato.bench.table import Measure, Part, Scale, Table, Variant
+from ostinato.bench.tables import METHODS_FULL
 from ostinato.errors import ConfigError, OstinatoError, UnknownName
 from ostinato.methods.contract import resolve_config
 from ostinato.registry import METHODS, TABLES

@@ -9,7 +9,7 @@ from ostinato.bench.forgetting import gain
 from ostinato.bench.printed import Row, printed
 from ostinato.bench.render import ClassBlock, TableRow, Value
 from ostinato.bench.summary import Summary
-from ostinato.bench.tables import Measure, Table
+from ostinato.bench.table import Measure, Table
 
 
 def value(column: Measure, runs: Sequence[Summary], reference: Sequence[Summary]) -> Value:

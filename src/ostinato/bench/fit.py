@@ -13,6 +13,7 @@ from ostinato.data.segments import Domain, Segment
 from ostinato.data.streams import Stream
 from ostinato.errors import ConfigError, DataError, OstinatoError, did_you_mean
 from ostinato.methods.contract import MethodConfig
+from ostinato.models import VisionModel
 from ostinato.registry import METHODS
 
 
@@ -72,28 +73,31 @@ def check_task(spec: Spec, stream: Stream, config: MethodConfig) -> None:
 
 def check_fit(spec: Spec, model: nn.Module, stream: Stream) -> None:
     """One image through the model: does the size fit, are there enough outputs?"""
-    from ostinato.models import VisionModel
-
     vision = VisionModel(model, normalize=spec.normalize)
     segment = stream.segments[0]
     first = next(iter(rows_of(segment)))
     image = _load_one(stream, *first)
+    advice = f"another data.transform than {stream.config.transform!r}, or another model"
+    outputs = count_outputs(vision, image, spec.model, advice)
+    if outputs < stream.num_classes:
+        raise ConfigError(
+            f"{spec.model} has {outputs} outputs, {spec.stream} needs "
+            f"{stream.num_classes}: choose another model, or num_classes with fitting weights."
+        )
+
+
+def count_outputs(vision: VisionModel, image: Tensor, name: str, advice: str) -> int:
+    """Show a model one image; how many outputs it has, or what to choose where it cannot."""
     try:
         with torch.no_grad():
-            logits = vision(vision.check(image))
+            return int(vision(vision.check(image)).shape[1])
     except (RuntimeError, AssertionError, ValueError) as error:
         if isinstance(error, OstinatoError):
             raise
         size = "×".join(str(n) for n in image.shape[2:])
         raise ConfigError(
-            f"{spec.model} does not take {size} images ({str(error)[:120]}). Choose another "
-            f"data.transform than {stream.config.transform!r}, or another model."
+            f"{name} does not take {size} images ({str(error)[:120]}). Choose {advice}."
         ) from None
-    if logits.shape[1] < stream.num_classes:
-        raise ConfigError(
-            f"{spec.model} has {logits.shape[1]} outputs, {spec.stream} needs "
-            f"{stream.num_classes}: choose another model, or num_classes with fitting weights."
-        )
 
 
 def _load_one(stream: Stream, domain: Domain, index: int) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from ostinato.api import adapt, collect_statistics, prepare
 from ostinato.bench.models import load_model, weights_name
 from ostinato.bench.render import TableRow, Value
-from ostinato.bench.tables import Table, Variant
+from ostinato.bench.table import Table, Variant
 from ostinato.errors import OstinatoError
 from ostinato.methods.base import Method
 from ostinato.methods.contract import resolve_config

@@ -17,7 +17,7 @@ from rich.console import Console
 from ostinato.bench.assemble import Found, Request, at_factor, choose, facts_of, label_of, run_all
 from ostinato.bench.printed import printed
 from ostinato.bench.render import Heading, TableResult, TableRow, Value
-from ostinato.bench.tables import Table, Variant
+from ostinato.bench.table import Table, Variant
 from ostinato.errors import ConfigError
 from ostinato.registry import METHODS, TABLES
 

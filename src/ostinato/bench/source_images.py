@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
+from ostinato.bench.fit import count_outputs
 from ostinato.bench.mosaic import MOSAIC
 from ostinato.bench.small import EMBEDDED, TUNE, stand_in
 from ostinato.data.datasets.array import ArrayDataset
@@ -18,7 +18,7 @@ from ostinato.data.loading import load_batch
 from ostinato.data.opening import Opener
 from ostinato.data.segments import Domain
 from ostinato.data.splits import shuffled
-from ostinato.errors import ConfigError, DataError, OstinatoError, did_you_mean
+from ostinato.errors import ConfigError, DataError, did_you_mean
 from ostinato.models import Normalize, VisionModel
 from ostinato.registry import DATASETS
 
@@ -111,7 +111,9 @@ def load_source(
     domain = Domain(dataset.name, dataset, dataset.indices(dataset.domains()[0]))
     rows = [(domain, i) for i in chosen]
     images, labels, _ = load_batch(rows, transform=transform, resize_labels=True)
-    outputs = _outputs(model, images[:1], normalize, transform)
+    vision = VisionModel(model, normalize=normalize)
+    advice = f"another transform than {transform!r}"
+    outputs = count_outputs(vision, images[:1], "The model", advice)
     if outputs != dataset.outputs:
         note = (
             f"{dataset.name} has {dataset.outputs} classes, the model {outputs} outputs: its own "
@@ -136,18 +138,3 @@ def fitting_transform(model: nn.Module, dataset: Dataset, indices: list[int]) ->
     if wanted[1] == 224:
         return "resize224" if uniform else "resize256-crop224"
     return "none"
-
-
-def _outputs(model: nn.Module, image: Tensor, normalize: Normalize, transform: str) -> int:
-    vision = VisionModel(model, normalize=normalize)
-    try:
-        with torch.no_grad():
-            return int(vision(vision.check(image)).shape[1])
-    except (RuntimeError, AssertionError, ValueError) as error:
-        if isinstance(error, OstinatoError):
-            raise
-        size = "×".join(str(n) for n in image.shape[2:])
-        raise ConfigError(
-            f"The model does not take {size} images ({str(error)[:120]}). Choose another "
-            f"transform than {transform!r}."
-        ) from None
