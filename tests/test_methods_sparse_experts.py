@@ -115,6 +115,15 @@ def test_views_average_in_the_frame_of_the_image() -> None:
     pixels[..., :4] = 1.0  # left is bright
     found = mean_probabilities(dense, pixels, [0.5, 1.0, 2.0])
     assert found.shape == (1, 2, 8, 8)
+    calls: list[int] = []
+    sooner = mean_probabilities(
+        lambda view: (calls.append(len(view)), dense(view))[1],
+        pixels,
+        [0.5, 1.0, 2.0],
+        together=True,
+    )
+    torch.testing.assert_close(sooner, found)
+    assert calls == [1, 2, 1, 2]  # plain, then both of a size, of which plain is there already
     assert found.argmax(1)[0, 4].tolist() == [1, 1, 1, 1, 0, 0, 0, 0]  # mirrored back
     torch.testing.assert_close(found.sum(1), torch.ones(1, 8, 8))
     sure = torch.zeros(1, 8, 8, dtype=torch.bool)

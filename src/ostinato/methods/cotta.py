@@ -10,11 +10,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ostinato.methods.base import Input, Method, MethodConfig, MethodInfo, Objective
-from ostinato.ops.augment import cotta_view, scaled_views
+from ostinato.ops.augment import cotta_view
 from ostinato.ops.consistency import soft_cross_entropy, symmetric_cross_entropy
 from ostinato.ops.heads import select_classes
 from ostinato.ops.optim import OptimizerName
 from ostinato.ops.teacher import Substitute, Teacher, restore_
+from ostinato.ops.views import mean_probabilities
 from ostinato.registry import METHODS
 
 
@@ -118,12 +119,13 @@ class Cotta(Method):
         sure = confidence > self.config.threshold
         if bool(sure.all()):
             return plain
-        views = scaled_views(batch.pixels, self.config.scales)
-        total = torch.zeros_like(plain)
-        for view in views:
-            seen = self._teacher_logits(batch, view.pixels).softmax(1)
-            total += view.undo(seen, plain.shape[-2:])
-        return torch.where(sure, plain, (total / len(views)).clamp_min(1e-12).log())
+        averaged = mean_probabilities(
+            lambda pixels: self._teacher_logits(batch, pixels),
+            batch.pixels,
+            self.config.scales,
+            together=True,
+        )
+        return torch.where(sure, plain, averaged.clamp_min(1e-12).log())
 
     def _teacher_logits(self, batch: Input, pixels: Tensor) -> Tensor:
         return select_classes(self.teacher.logits(pixels).float(), batch.classes)
