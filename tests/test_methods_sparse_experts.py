@@ -67,24 +67,34 @@ def test_prompts_touch_their_pixels_alone() -> None:
     assert not changed.any()
 
 
-def test_dropout_spread_against_numpy() -> None:
+@pytest.mark.parametrize("after", ["nothing", "a scale"])
+def test_dropout_spread_against_numpy(after: str) -> None:
     head = nn.Linear(6, 3)
     features = torch.randn(4, 6, generator=seeded())
-    seen: list[np.ndarray] = []
+    calls: list[int] = []
 
     def predict() -> Tensor:
-        logits = head(features)
-        raised = np.exp(logits.numpy())
-        seen.append(raised / raised.sum(1, keepdims=True))
-        return logits
+        calls.append(1)
+        return head(features) * 2 if after == "a scale" else head(features)
 
     found = dropout_spread(head, predict, 5, 0.5, seeded())
-    expected = np.stack(seen).var(0).sum(1)
-    np.testing.assert_allclose(found.numpy(), expected, rtol=1e-4, atol=1e-8)
+    # The same drops, drawn here: a seed from the given generator, then one mask after another.
+    seed = int(torch.randint(2**31, (1,), generator=seeded()))
+    drawn = torch.Generator().manual_seed(seed)
+    seen = []
+    for _ in range(5):
+        kept = torch.rand(4, 6, generator=drawn).numpy() >= 0.5
+        logits = 2 * kept * features.numpy() @ head.weight.detach().numpy().T
+        logits = (logits + head.bias.detach().numpy()) * (2 if after == "a scale" else 1)
+        raised = np.exp(logits)
+        seen.append(raised / raised.sum(1, keepdims=True))
+    np.testing.assert_allclose(found.numpy(), np.stack(seen).var(0).sum(1), rtol=1e-4, atol=1e-7)
     assert float(found.min()) > 0
-    again = dropout_spread(head, lambda: head(features), 5, 0.5, seeded())
+    assert len(calls) == (1 if after == "nothing" else 6)
+    again = dropout_spread(head, predict, 5, 0.5, seeded())
     assert torch.equal(found, again)  # seeded
     assert not head._forward_pre_hooks
+    assert not head._forward_hooks
 
 
 @pytest.mark.parametrize(("uncertainty", "keep"), [(0.0, 0.999), (1.0, 0.899), (20.0, 0.0)])
