@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +121,21 @@ def _timm(spec: Spec) -> nn.Module:
     return model
 
 
+@contextmanager
+def _quietly(when: bool) -> Iterator[None]:
+    """Without the bars that Transformers draws for weights it reads in no time."""
+    from transformers.utils import logging
+
+    if not (when and logging.is_progress_bar_enabled()):
+        yield
+        return
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.enable_progress_bar()
+
+
 def _hugging_face(spec: Spec) -> nn.Module:
     from transformers import AutoConfig, AutoModelForSemanticSegmentation
 
@@ -130,7 +147,8 @@ def _hugging_face(spec: Spec) -> nn.Module:
                 torch.manual_seed(0)
                 model: nn.Module = AutoModelForSemanticSegmentation.from_config(config)
             return model
-        return AutoModelForSemanticSegmentation.from_pretrained(place)  # type: ignore[no-any-return]
+        with _quietly(when=Path(place).is_dir()):  # a download may show how far it is
+            return AutoModelForSemanticSegmentation.from_pretrained(place)  # type: ignore[no-any-return]
     except OSError as error:
         raise DataError(
             f"{place} could not be loaded ({error}). Name a folder that holds it (weights)."
