@@ -14,6 +14,7 @@ from ostinato.domains.descriptor import (
     HighFrequency,
     LowFrequency,
     RgbHistogram,
+    Style,
     _dft_matrix,
     radius_for,
 )
@@ -78,6 +79,14 @@ def test_histogram_is_numpys(height: int, width: int, seed: int) -> None:
             counts, _ = np.histogram(x[image, channel].numpy(), bins=32, range=(0, 1))
             expected = np.log1p(counts * 32 / (height * width))
             np.testing.assert_allclose(found[image, channel], expected, rtol=1e-5)
+
+
+def test_style_is_a_coarse_spectrum_beside_the_histogram() -> None:
+    x = images(27, 36, 5)
+    cells = np.log1p(centred_spectrum(x)).reshape(2, 9, 3, 9, 4).mean((2, 4)).reshape(2, 81)
+    found = Style()(x)
+    np.testing.assert_allclose(found[:, :81].numpy(), cells, rtol=1e-4, atol=1e-5)
+    assert torch.equal(found[:, 81:], RgbHistogram()(x))
 
 
 def test_histogram_shows_broken_pixels() -> None:

@@ -2,7 +2,7 @@
 
 Every descriptor is registered by name in `DESCRIPTORS`, is built from a radius, and maps images in
 [0, 1] (before any normalisation) to float32 vectors. Values are kept of order one, so that one
-initial variance and one threshold serve them all.
+initial variance serves them all.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ LUMA = (0.299, 0.587, 0.114)
 
 REFERENCE_RADIUS, REFERENCE_SIZE, LEAST_RADIUS = 16, 224, 2
 BINS = 32
+THRESHOLD = 0.16
+"""Of most descriptors: where the low frequencies of two corruptions begin to differ."""
 
 
 class Descriptor(Protocol):
@@ -31,10 +33,12 @@ class Descriptor(Protocol):
     Attributes:
         needs_features: whether `features` has to be given.
         size_matters: whether vectors of differently sized images cannot be compared.
+        threshold: the distance above which a domain is new, unless another one is set.
     """
 
     needs_features: bool
     size_matters: bool
+    threshold: float
 
     def __call__(self, images: Tensor, features: Tensor | None = None) -> Tensor:
         """(B, 3, H, W) in [0, 1] to (B, d) float32."""
@@ -113,11 +117,19 @@ def _dft_matrix(length: int, frequencies: tuple[int, ...], device: str) -> Tenso
         return torch.cat([angles.cos(), angles.sin()]).float().to(device)
 
 
+def coarse_spectrum(grey_images: Tensor, cells: int) -> Tensor:
+    """The centred log1p |DFT| of (B, H, W), averaged over cells × cells areas: (B, cells²)."""
+    with torch.no_grad(), torch.autocast(grey_images.device.type, enabled=False):
+        magnitude = torch.fft.fftshift(torch.fft.fft2(grey_images.float()).abs(), dim=(-2, -1))
+        return adaptive_avg_pool2d(torch.log1p(magnitude), cells).flatten(1)
+
+
 class _Spectral:
     """What the three spectral descriptors have in common: a radius, and sizes that matter."""
 
     needs_features = False
     size_matters = True
+    threshold = THRESHOLD
 
     def __init__(self, radius: int | None = None) -> None:
         if radius is not None and radius < 1:
@@ -167,14 +179,15 @@ class FullSpectrum(_Spectral):
     """The whole centred log spectrum, averaged over the cells of a (2l+1)² grid.
 
     The logarithm comes before the averaging, so that one strong frequency does not fill its cell.
+    High frequencies set noise and blur far apart, so that its threshold is a wide one.
     """
+
+    threshold = 0.4
 
     def __call__(self, images: Tensor, features: Tensor | None = None) -> Tensor:
         """(B, 3, H, W) in [0, 1] to (B, (2l+1)²)."""
         image, radius = self._prepare(images)
-        with torch.no_grad(), torch.autocast(image.device.type, enabled=False):
-            magnitude = torch.fft.fftshift(torch.fft.fft2(image).abs(), dim=(-2, -1))
-            return adaptive_avg_pool2d(torch.log1p(magnitude), 2 * radius + 1).flatten(1)
+        return coarse_spectrum(image, 2 * radius + 1)
 
 
 @DESCRIPTORS.register("rgb-histogram")
@@ -186,6 +199,7 @@ class RgbHistogram:
 
     needs_features = False
     size_matters = False
+    threshold = THRESHOLD
 
     def __init__(self, radius: int | None = None) -> None:
         self.radius = radius
@@ -203,12 +217,39 @@ class RgbHistogram:
         return torch.log1p(shares).reshape(len(images), -1)
 
 
+@DESCRIPTORS.register("style")
+class Style:
+    """The whole spectrum on a coarse grid beside the RGB histogram: texture and tone.
+
+    Spectra tell noise from blur but hardly rain from snow, histograms the other way round. The grid
+    is so coarse that both have about as many numbers, and so as much to say.
+
+    >>> Style()(torch.rand(2, 3, 32, 32)).shape
+    torch.Size([2, 177])
+    """
+
+    needs_features = False
+    size_matters = True
+    threshold = 0.4
+    cells = 9
+
+    def __init__(self, radius: int | None = None) -> None:
+        self.radius = radius
+        self.tone = RgbHistogram()
+
+    def __call__(self, images: Tensor, features: Tensor | None = None) -> Tensor:
+        """(B, 3, H, W) in [0, 1] to (B, 177)."""
+        check_images(images)
+        return torch.cat([coarse_spectrum(grey(images), self.cells), self.tone(images)], 1)
+
+
 @DESCRIPTORS.register("cls-feature")
 class ClsFeature:
     """The model's own CLS feature: semantic, not spectral, and it drifts as the model does."""
 
     needs_features = True
     size_matters = False
+    threshold = THRESHOLD
 
     def __init__(self, radius: int | None = None) -> None:
         self.radius = radius

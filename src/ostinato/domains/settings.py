@@ -2,33 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from ostinato.config import Config
+from ostinato.domains.descriptor import THRESHOLD
 from ostinato.domains.gaussian import Covariance
+from ostinato.registry import DESCRIPTORS
 
 
 class DiscriminatorConfig(Config):
     """How domains are recognised. `evidence=1, correction=False` is the plain rule of the paper.
 
-    >>> DiscriminatorConfig().threshold
-    0.16
+    >>> DiscriminatorConfig().threshold, DiscriminatorConfig(descriptor="full").threshold
+    (0.16, 0.4)
     """
 
     kind: str = Field("fdd", description="fdd, or oracle, confidence-jump, random, single")
     descriptor: str = Field(
-        "low", description="low, high, full, rgb-histogram or cls-feature: what images look like"
+        "low",
+        description="low, high, full, rgb-histogram, style or cls-feature: what images look like",
     )
     radius: int | None = Field(
         None, ge=1, description="frequency radius; none scales 16 at 224 px with the image"
     )
     covariance: Covariance = Field("diag", description="diag, full, or none for Euclidean")
-    threshold: float = Field(0.16, gt=0, description="distance above which a domain is new")
+    threshold: float = Field(
+        THRESHOLD,
+        gt=0,
+        description="distance above which a domain is new; the descriptor's own unless given",
+    )
     initial_variance: float = Field(0.3, gt=0, description="variance a new domain starts with")
     shrinkage: float = Field(1e-3, ge=0, lt=1, description="share of the identity in a covariance")
     correction: bool = Field(True, description="subtract what sampling alone adds to a distance")
@@ -53,6 +60,16 @@ class DiscriminatorConfig(Config):
     )
     jump: float = Field(0.1, gt=0, description="confidence-jump: change that opens a domain")
     seed: int = Field(0, description="random: seeds the routing")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _own_threshold(cls, given: Any) -> Any:
+        """Descriptors spread differently, so that each has a threshold of its own."""
+        if isinstance(given, Mapping) and "threshold" not in given:
+            name = str(given.get("descriptor", "low"))
+            if name in DESCRIPTORS:
+                return {**given, "threshold": DESCRIPTORS[name].threshold}
+        return given
 
 
 @dataclass(frozen=True)
