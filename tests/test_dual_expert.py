@@ -146,7 +146,7 @@ def test_loading_a_foreign_state_changes_nothing(statistics, tmp_path, batches):
     with pytest.raises(StateError, match="another source model"):
         adapted.load(path)
     ostinato.adapt(small_model(), statistics=statistics, lr=0.5).save(path)
-    with pytest.raises(StateError, match=r"lr = 0\.5, here 0\.001"):
+    with pytest.raises(StateError, match=r"lr = 0\.5, here 0\.002"):
         adapted.load(path)
     after = adapted.export_state()
     assert all(torch.equal(v, after.tensors[k]) for k, v in before.tensors.items())
@@ -201,6 +201,36 @@ def test_guard_that_never_fires_changes_no_bit(statistics, batches):
     assert all(torch.equal(a, b) for a, b in zip(*outputs, strict=True))
 
 
+def test_experts_learn_less_as_they_settle(statistics):
+    """Each at its own pace: the shared branch has had every update, a new domain none."""
+    adapted = ostinato.adapt(small_model(), statistics=statistics, lr=0.01, settle=2)
+    for batch in three_domains(3):
+        adapted(batch)
+    rate = lambda group: adapted.pool.groups[group].optimizer.param_groups[0]["lr"]  # noqa: E731
+    assert adapted.pool.domains == (0, 1)
+    assert rate("shared") == pytest.approx(0.01 / (1 + 2 / 2))  # its third update
+    assert rate(0) == pytest.approx(0.01 / (1 + 1 / 2))
+    assert rate(1) == 0.01
+    adapted.reset()
+    adapted(next(three_domains(1)))
+    assert rate("shared") == 0.01
+
+
+def test_a_bound_below_the_domains_of_one_batch(statistics):
+    """Each image still has experts: those of a domain that had to go are the most usual one's."""
+    adapted = ostinato.adapt(
+        small_model(),
+        statistics=statistics,
+        max_domains=1,
+        discriminator={"route": "sample", "separation": 0.1},
+    )
+    stream = list(three_domains(6))
+    mixed = torch.cat([stream[0][:16], stream[2][:16], stream[4][:16]])
+    for _ in range(4):
+        assert adapted(mixed).isfinite().all()
+    assert len(adapted.pool.domains) == 1
+
+
 def test_label_subset_slices_logits_and_entropy(batches):
     adapted = ostinato.adapt(small_model())
     chosen = torch.tensor([3, 1])
@@ -209,7 +239,9 @@ def test_label_subset_slices_logits_and_entropy(batches):
 
 
 def test_cosine_annealing_reaches_zero(statistics):
-    adapted = ostinato.adapt(small_model(), statistics=statistics, total_steps=4)
+    adapted = ostinato.adapt(
+        small_model(), statistics=statistics, total_steps=4, lr=1e-3, settle=None
+    )
     rates = []
     for batch in itertools.islice(three_domains(6), 5):
         adapted(batch)

@@ -23,11 +23,13 @@ from ostinato.ops.losses import (
     softmax_entropy,
 )
 from ostinato.ops.optim import cosine, total_norm
+from ostinato.ops.pace import Pace
 from ostinato.ops.statistics import (
     RunningMoments,
     SourceStatistics,
     alignment,
     check_fits,
+    excess,
     moments,
 )
 from ostinato.ops.trainable import norm_parameters
@@ -114,6 +116,67 @@ def test_running_moments_state():
     batch = [torch.randn(2, 4), torch.randn(2, 5)]
     first, second = running.blend(3, batch), other.blend(3, batch)
     assert all(torch.equal(a[1], b[1]) for a, b in zip(first, second, strict=True))
+
+
+triples = st.lists(
+    st.tuples(st.floats(-9, 9), st.floats(0, 3), st.floats(0.1, 3)), min_size=1, max_size=6
+)
+
+
+@given(st.lists(triples, min_size=1, max_size=3), st.floats(0, 4))
+def test_excess_equals_numpy(blocks, tolerance):
+    """Against the formula, block by block; source means are 0.5."""
+    expected = []
+    for block in blocks:
+        mean, std, source = (np.array(column) for column in zip(*block, strict=True))
+        allowed = tolerance * np.sqrt(np.maximum(source**2 - std**2, 0))
+        off = np.maximum(np.abs(mean - 0.5) - allowed, 0) / source
+        expected.append(max(np.sqrt((off**2).mean()), 1e-6))
+    batch, stds = [], []
+    for block in blocks:
+        mean, std, source = (torch.tensor(column) for column in zip(*block, strict=True))
+        batch.append((mean, std))
+        stds.append(source)
+    statistics = SourceStatistics(
+        tuple(torch.full_like(s, 0.5) for s in stds), tuple(stds), images=9
+    )
+    found = float(excess(batch, statistics, tolerance))
+    assert found == pytest.approx(np.mean(expected), rel=1e-3, abs=1e-4)
+
+
+def test_excess_lets_frames_of_one_street_be():
+    source = SourceStatistics((torch.zeros(3),), (torch.ones(3),), images=9)
+    mean = torch.full((3,), 1.9, requires_grad=True)
+    street = excess([(mean, torch.zeros(3))], source, 2.0)
+    street.backward()
+    assert street.item() <= 1e-6
+    assert not mean.grad.any()  # within what source images themselves are off
+    crowd = excess([(mean, torch.ones(3))], source, 2.0)
+    assert crowd.item() == pytest.approx(1.9)  # images from all over have no such excuse
+
+
+def test_excess_cannot_be_lowered_by_making_images_alike():
+    source = SourceStatistics((torch.zeros(3),), (torch.ones(3),), images=9)
+    std = torch.full((3,), 0.5, requires_grad=True)
+    mean = torch.full((3,), 4.0, requires_grad=True)
+    excess([(mean, std)], source, 2.0).backward()
+    assert std.grad is None
+    assert mean.grad.any()
+
+
+@given(st.lists(st.integers(0, 2), max_size=40), st.floats(0.5, 100))
+def test_pace_falls_with_a_groups_own_updates(updates, settle):
+    pace, other = Pace(settle), Pace(settle)
+    for group in updates:
+        pace.count(group)
+    other.import_state(pace.export_state())
+    for group in range(3):
+        had = updates.count(group)
+        assert pace.share(group) == pytest.approx(settle / (settle + had))
+        assert other.share(group) == pace.share(group)
+    pace.forget(1)
+    assert pace.share(1) == 1.0
+    assert Pace(None).share(0) == 1.0
 
 
 @given(st.lists(st.floats(-20, 20), min_size=2, max_size=6))

@@ -118,7 +118,8 @@ CAMVID = Part(
         "seeds": SEEDS,
         "batch_size": 1,
         "stream": "recurring",
-        "data": {"dataset": "camvid", "rounds": 3, "severity": 3},
+        # Where a model trained on clear days keeps two thirds of its mIoU on val, as on ACDC.
+        "data": {"dataset": "camvid", "rounds": 3, "severity": 2},
     },
     {**ACDC.small, "data": {"dataset": "camvid", "rounds": 3, "limit": 10, "severity": 3}},
     rates={PAPER: 3e-4},
@@ -243,6 +244,7 @@ _DESCRIPTOR = Table(
             ("High frequencies", "high"),
             ("Full spectrum", "full"),
             ("RGB histogram", "rgb-histogram"),
+            ("Style (spectrum and histogram)", "style"),
             ("CLS feature", "cls-feature"),
         )
     ),

@@ -4,8 +4,9 @@ The project's own method (AAAI 2026), with three presets:
 
 - ``paper``: the paper's settings, read literally: entropy of confident predictions, plain
   distance rule, lr 1e-5;
-- ``robust``: the same experts and discriminator; source statistics are aligned, and entropy helps
-  on a leash: it fades out wherever alignment gets worse. The default where statistics are given;
+- ``robust``: the same experts; domains are told apart by style, source statistics are aligned,
+  entropy helps a classifier on a leash (it fades out wherever alignment gets worse), and experts
+  learn less and less as they settle. The default where statistics are given;
 - ``source-free``: no statistics; confident entropy at a small rate. The default without.
 
 Weight decay is decoupled (AdamW) in `robust`: as an L2 term under Adam it shrinks the experts as
@@ -18,6 +19,7 @@ bit; `guard=False` takes it away.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Literal
 
@@ -36,7 +38,8 @@ from ostinato.ops.guard import CollapseGuard
 from ostinato.ops.leash import Leash
 from ostinato.ops.losses import EntropyUnit, confident_entropy, entropy_threshold, marginal
 from ostinato.ops.optim import OptimizerName, make_optimizer
-from ostinato.ops.statistics import RunningMoments, alignment, check_fits
+from ostinato.ops.pace import Pace
+from ostinato.ops.statistics import RunningMoments, alignment, check_fits, excess
 from ostinato.registry import METHODS
 from ostinato.types import Decision
 
@@ -44,7 +47,7 @@ SHARED = -1  # the shared branch, among the groups the guard watches
 
 
 class DualExpertConfig(MethodConfig):
-    """Settings of the dual-expert method; the defaults are the `robust` preset's."""
+    """Settings of the dual-expert method; presets set what they do differently."""
 
     experts: ExpertConfig = Field(ExpertConfig(), description="the two branches")
     discriminator: DiscriminatorConfig = Field(
@@ -52,8 +55,19 @@ class DualExpertConfig(MethodConfig):
     )
     optimizer: OptimizerName = Field("adamw", description="adam, adamw or sgd")
     weight_decay: float = Field(0.05, ge=0, description="weight decay")
+    settle: float | None = Field(
+        None, gt=0, description="updates after which an expert learns half as fast"
+    )
     alignment: float = Field(1.0, ge=0, description="weight of source-statistics alignment")
+    tolerance: float = Field(
+        3.0,
+        ge=0,
+        description="segmentation: source deviations that features may be off without alignment",
+    )
     entropy: float = Field(0.2, ge=0, description="weight of confident entropy")
+    pixel_entropy: float = Field(
+        0.0, ge=0, description="the same beside alignment where pixels are predicted"
+    )
     kappa: float = Field(0.4, gt=0, description="entropy above which a prediction is left out")
     kappa_unit: EntropyUnit = Field("relative", description="kappa times ln C, or kappa in nats")
     weighted: bool = Field(False, description="let the surest predictions lead the entropy")
@@ -101,7 +115,15 @@ class DualExpert(Method):
             "entropy": 1.0,
             "discriminator": {"correction": False, "threshold": 0.15, "evidence": 1},
         },
-        "robust": {"optimizer": "adamw", "lr": 1e-3, "alignment": 1.0, "entropy": 0.2},
+        "robust": {
+            "optimizer": "adamw",
+            "lr": 2e-3,
+            "settle": 10,
+            "alignment": 1.0,
+            "entropy": 0.2,
+            "weighted": True,
+            "discriminator": {"descriptor": "style"},
+        },
         "source-free": {"optimizer": "adam", "lr": 3e-5, "alignment": 0.0, "entropy": 1.0},
     }
 
@@ -142,6 +164,7 @@ class DualExpert(Method):
         )
         self.moments = self.track("moments", RunningMoments(config.fill))
         self.leash = self.track("leash", Leash(config.leash or 1.0))
+        self.pace = self.track("pace", Pace(config.settle))
         self.guard = self.track("guard", CollapseGuard(config.guard_window, config.guard_tolerance))
 
     evidence: Evidence  # what the last decision rested on, for records and figures
@@ -155,8 +178,16 @@ class DualExpert(Method):
         for domain in dict.fromkeys(wanted):
             if domain not in self.pool.domains:
                 self._add(domain)
-        self.pool.select(decision.per_sample or decision.domain)
+        self.pool.select(self._present(decision))
         return decision
+
+    def _present(self, decision: Decision) -> int | tuple[int, ...]:
+        """What the batch is routed to; under a bound, one of its domains may retire another."""
+        if decision.per_sample is None:
+            return decision.domain
+        left = Counter(d for d in decision.per_sample if d in self.pool.domains)
+        usual = left.most_common(1)[0][0]
+        return tuple(d if d in left else usual for d in decision.per_sample)
 
     def objective(self, batch: Input) -> Objective:
         """Per domain in the batch: alignment of its features, and entropy on a leash."""
@@ -179,13 +210,26 @@ class DualExpert(Method):
         entropy, confident = confident_entropy(logits, threshold, weighted=config.weighted)
         if config.alignment == 0:
             return config.entropy * entropy, confident
-        assert self.statistics is not None
-        distance = alignment(self.moments.blend(domain, features), self.statistics)
-        weight = config.entropy
+        dense = logits.ndim > 2
+        distance = self._distance(domain, features, dense)
+        weight: float | Tensor = config.pixel_entropy if dense else config.entropy
         if config.leash is not None:
             weight = weight * self.leash.allow(domain, distance)
         total = config.alignment * distance + weight * entropy
         return total, torch.full_like(confident, len(logits))
+
+    def _distance(self, domain: int, features: list[Tensor], dense: bool) -> Tensor:
+        """From the source's statistics.
+
+        Batches of a classifier are drawn from all over; neighbouring frames show one street. What
+        they have in common is then no sign of a shift as long as source images are found as far
+        from their mean, and how little they differ among themselves says nothing.
+        """
+        assert self.statistics is not None
+        moments = self.moments.blend(domain, features)
+        if dense:
+            return excess(moments, self.statistics, self.config.tolerance)
+        return alignment(moments, self.statistics)
 
     def update(self, batch: Input, objective: Objective) -> bool:
         """One step of the shared and of every selected domain's optimizer.
@@ -195,9 +239,13 @@ class DualExpert(Method):
         if not self.decision.settled:
             return False
         optimizers = self.pool.optimizers()
-        if self.config.guard:
-            self._slow_down()
-        return self.descend(objective, optimizers)
+        groups = self._learning()
+        self._set_rates(groups)
+        moved = self.descend(objective, optimizers)
+        if moved:
+            for watched in groups:
+                self.pace.count(watched)
+        return moved
 
     def after(self, batch: Input, objective: Objective, decision: Decision | None) -> None:
         """Watch for collapse, then let the domain's Gaussian learn the batch."""
@@ -271,7 +319,7 @@ class DualExpert(Method):
             self.discriminator.remove(retired.domain)
         else:
             self.discriminator.merge(retired.domain, retired.into)
-        for kept in (self.moments, self.leash, self.guard):
+        for kept in (self.moments, self.leash, self.guard, self.pace):
             kept.forget(retired.domain)
         self.events.append(f"retired domain {retired.domain}")
 
@@ -286,14 +334,19 @@ class DualExpert(Method):
                 chosen = (owner == domain).nonzero().squeeze(1)
                 yield domain, chosen, len(chosen)
 
-    def _slow_down(self) -> None:
-        """An expert that went bad learns more slowly ever after, so that it does not go again."""
+    def _learning(self) -> dict[int, Literal["shared"] | int]:
+        """The groups that an update moves: what they are watched as, and what the pool calls it."""
         groups: dict[int, Literal["shared"] | int] = {SHARED: "shared"}
-        groups |= {domain: domain for domain, _, _ in self._groups(1)}
+        return groups | {domain: domain for domain, _, _ in self._groups(1)}
+
+    def _set_rates(self, groups: dict[int, Literal["shared"] | int]) -> None:
+        """Experts slow down as they settle, and for good when they went bad."""
         for watched, group in groups.items():
-            strikes = self.guard.strikes(watched)
-            if strikes:
-                self.pool.set_lr(self.config.lr * self.config.guard_backoff**strikes, group)
+            share = self.pace.share(watched)
+            if self.config.guard:
+                share *= self.config.guard_backoff ** self.guard.strikes(watched)
+            if share < 1:
+                self.pool.set_lr(self.config.lr * share, group)
 
     def _watch(self, logits: Tensor) -> None:
         for domain, chosen, count in self._groups(len(logits)):

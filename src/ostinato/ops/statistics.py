@@ -195,6 +195,30 @@ def alignment(
     return torch.stack(terms).mean()
 
 
+def excess(
+    batch: Sequence[tuple[Tensor, Tensor]], source: SourceStatistics, tolerance: float
+) -> Tensor:
+    """Mean over blocks of how far means are off, beyond what a part of the source may be off.
+
+    A source image lies s from the source's mean, be it because scenes differ or because images of
+    one scene do. Images that spread by σ among themselves leave √(s² − σ²) to the scene. Per
+    block this is the root mean square over features of max(|mean − m| − t √(s² − σ²), 0) / s.
+
+    >>> source = SourceStatistics((torch.zeros(2),), (torch.ones(2),), images=10)
+    >>> mean, alike, spread = torch.tensor([-6.0, 1.0]), torch.zeros(2), torch.ones(2)
+    >>> [round(float(excess([(mean, std)], source, 2.0)), 2) for std in (alike, spread)]
+    [2.83, 4.3]
+    """
+    terms = []
+    for (mean, std), m, s in zip(batch, source.means, source.stds, strict=True):
+        # A spread is measured, not pursued: images made alike would be allowed more.
+        allowed = tolerance * (s.square() - std.detach().square()).clamp_min(0).sqrt()
+        off = ((mean - m).abs() - allowed).clamp_min(0) / s.clamp_min(1e-6)
+        # The small floor keeps the root's gradient finite where nothing is off.
+        terms.append(off.square().mean().clamp_min(1e-12).sqrt())
+    return torch.stack(terms).mean()
+
+
 def check_fits(statistics: SourceStatistics, blocks: int) -> None:
     """Refuse statistics of another model before anything starts."""
     if len(statistics.means) != blocks:
