@@ -18,8 +18,10 @@ from ostinato.bench.assemble import Request, at_factor, build_table, choose, spe
 from ostinato.bench.job import check_spec, open_stream
 from ostinato.bench.results import RunFolder
 from ostinato.bench.rows import run_rows
+from ostinato.bench.runner import finished, run
 from ostinato.bench.search import read_factors, search, write_factors
 from ostinato.bench.shared import share
+from ostinato.bench.spec import Spec
 from ostinato.bench.table import Variant
 from ostinato.errors import ConfigError
 from ostinato.methods.contract import resolve_config
@@ -90,6 +92,31 @@ def test_a_row_that_fails_comes_back_as_its_error(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGINT for groups")
+def test_rows_that_are_done_are_shown_without_making_a_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def request(out: Path) -> Request:
+        return Request(methods=("source", "tent"), seeds=(1,), changes=TINY, out=out, jobs=2)
+
+    first = build_table("imagenet-c", request(tmp_path), QUIET)
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("a batch was made")
+
+    monkeypatch.setattr("ostinato.bench.rows.share", refuse)
+    monkeypatch.setattr("ostinato.data.streams.Stream.__getitem__", refuse)
+    assert build_table("imagenet-c", request(tmp_path), QUIET).rows == first.rows
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_a_run_of_another_machine_is_looked_for_but_not_begun(tmp_path: Path) -> None:
+    spec = Spec.parse({"method": "source", "seeds": (1,), "device": "cuda", **TINY})
+    assert finished(spec, tmp_path) is None
+    with pytest.raises(ConfigError, match="no GPU here"):
+        run(spec, out=tmp_path, quiet=True)
+    assert not list(tmp_path.iterdir())
+
+
 def test_ctrl_c_stops_all_rows_and_the_same_command_goes_on(tmp_path: Path) -> None:
     words = ["table", "imagenet-c", "--methods", "tent", "cotta", "--seeds", "1", "--jobs", "2"]
     words += ["--set", "data.limit=100", "batch_size=1", "--out", str(tmp_path / "runs")]

@@ -12,7 +12,14 @@ from typing import Any
 from torch import Tensor, nn
 
 from ostinato.api import adapt, collect_statistics, prepare
-from ostinato.bench.fit import check_fit, check_roots, check_task, resolve_device, rows_of
+from ostinato.bench.fit import (
+    check_device,
+    check_fit,
+    check_roots,
+    check_task,
+    name_device,
+    rows_of,
+)
 from ostinato.bench.models import OWN, check_model, load_model
 from ostinato.bench.mosaic import MOSAIC
 from ostinato.bench.provenance import hash_names, hash_tensors, spec_hash
@@ -209,27 +216,33 @@ def open_stream(spec: Spec) -> Stream:
     )
 
 
-def open_job(spec: Spec, stream: Stream | None = None) -> Job:
-    """Check a spec of one seed, open its data and model, and show the model one image."""
+def resolve(spec: Spec, stream: Stream | None = None) -> tuple[Spec, MethodConfig, Stream]:
+    """Check a spec of one seed and write out all that it leaves open; no model is needed yet."""
     if len(spec.seeds) > 1:
         raise ConfigError(f"A job has one seed, this spec {len(spec.seeds)}: take spec.runs().")
-    spec = spec.replace(device=resolve_device(spec.device))
+    spec = spec.replace(device=name_device(spec.device))
     config = check_spec(spec)
     stream = stream or open_stream(spec)
     check_task(spec, stream, config)
     if spec.cosine:
         config = config.replace(total_steps=len(stream))
-    model = load_model(spec)
-    check_fit(spec, model, stream)
     own = {"seed", "precision", "total_steps"}
-    data = stream.config.model_dump(mode="json", exclude={"batch_size"})
-    spec = spec.replace(
+    resolved = spec.replace(
         preset=_preset(spec),
         settings=config.model_dump(mode="json", exclude=own),
-        data=data,
+        data=stream.config.model_dump(mode="json", exclude={"batch_size"}),
         task=stream.task,
     )
-    return Job(spec, stream, model, config, stream.notes())
+    return resolved, config, stream
+
+
+def open_job(spec: Spec, stream: Stream | None = None) -> Job:
+    """Check a spec of one seed, open its data and model, and show the model one image."""
+    check_device(spec.device)
+    resolved, config, stream = resolve(spec, stream)
+    model = load_model(resolved)
+    check_fit(resolved, model, stream)
+    return Job(resolved, stream, model, config, stream.notes())
 
 
 def _preset(spec: Spec) -> str | None:

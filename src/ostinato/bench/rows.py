@@ -9,7 +9,7 @@ import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
@@ -17,7 +17,7 @@ from rich.console import Console
 
 from ostinato.bench.job import open_stream
 from ostinato.bench.kept import keep
-from ostinato.bench.runner import Interrupted, run
+from ostinato.bench.runner import Interrupted, finished, run
 from ostinato.bench.shared import share
 from ostinato.bench.spec import Spec
 from ostinato.bench.summary import Summary
@@ -52,12 +52,30 @@ def run_rows(
         raise ConfigError(f"jobs = {jobs}: at least one process has to run.")
     console = console or Console(stderr=True)
     stream = open_stream(next(iter(specs.values())))
-    if jobs == 1 or len(specs) == 1:
+    found = {} if again else _done(specs, out, stream)
+    todo = {label: spec for label, spec in specs.items() if label not in found}
+    if len(todo) > 1 and jobs > 1:
+        out.mkdir(parents=True, exist_ok=True)
+        place = tempfile.TemporaryDirectory(prefix=".batches-", dir=out)
+        with _pool(jobs) as pool, place as folder:
+            found |= _side_by_side(
+                todo, pool, jobs, Path(folder), stream, out, again, memory, console
+            )
+    else:
         kept = keep(stream, memory)
-        return {label: _one(spec, out, again, kept, console) for label, spec in specs.items()}
-    out.mkdir(parents=True, exist_ok=True)
-    with _pool(jobs) as pool, tempfile.TemporaryDirectory(prefix=".batches-", dir=out) as folder:
-        return _side_by_side(specs, pool, jobs, Path(folder), stream, out, again, memory, console)
+        found |= {label: _one(spec, out, again, kept, console) for label, spec in todo.items()}
+    return {label: found[label] for label in specs}
+
+
+def _done(specs: Mapping[str, Spec], out: Path, stream: Stream) -> dict[str, Outcome]:
+    """Rows that need not run, found before any batch is made, on whatever device they ran."""
+    found: dict[str, Outcome] = {}
+    for label, spec in specs.items():
+        with suppress(OstinatoError):  # which its own turn brings up again
+            folder = finished(spec, out, stream)
+            if folder is not None:
+                found[label] = folder.summary()
+    return found
 
 
 def _side_by_side(

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from ostinato.bench.job import Job, check_spec, open_job
+from ostinato.bench.job import Job, check_spec, open_job, resolve
 from ostinato.bench.metrics import peak_memory, record_step, reset_peak
 from ostinato.bench.progress import RunProgress
 from ostinato.bench.provenance import Provenance, hash_tensors, spec_hash
@@ -81,6 +81,14 @@ def run(
         _run_job(open_job(one, stream), Path(out), again, every, console, quiet, finish)
         for one in spec.runs()
     ]
+
+
+def finished(spec: Spec, out: str | Path = RUNS, stream: Stream | None = None) -> RunFolder | None:
+    """The complete run of a spec of one seed, wherever it was made; None where there is none."""
+    resolved, _, _ = resolve(spec, stream)
+    found = find_run(Path(out), spec_hash(resolved.stored()))
+    folder = None if found is None else RunFolder.open(found)
+    return folder if folder is not None and folder.is_complete else None
 
 
 def resume(
