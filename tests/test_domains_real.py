@@ -14,8 +14,8 @@ from PIL import Image
 from torch import Tensor
 
 from ostinato.data.corruptions import COMMON, corrupt
-from ostinato.domains.descriptor import LowFrequency
 from ostinato.domains.discriminator import DiscriminatorConfig, Evidence, make_discriminator
+from ostinato.registry import DESCRIPTORS
 
 IMAGES = 600
 pytestmark = [pytest.mark.real, pytest.mark.slow]
@@ -38,25 +38,30 @@ def photographs(real_data: Path) -> Tensor:
 
 
 @pytest.fixture(scope="module")
-def descriptors(photographs: Tensor) -> dict[str, Tensor]:
-    """Low frequencies of every photograph under every corruption at severity 5."""
-    describe, found = LowFrequency(), {}
-    for name in COMMON:
-        parts = []
+def described(photographs: Tensor) -> dict[str, dict[str, Tensor]]:
+    """Every photograph under every corruption at severity 5, by descriptor and corruption."""
+    makers = {name: DESCRIPTORS[name]() for name in ("low", "style")}
+    found: dict[str, dict[str, Tensor]] = {name: {} for name in makers}
+    for corruption in COMMON:
+        parts: dict[str, list[Tensor]] = {name: [] for name in makers}
         for start in range(0, IMAGES, 50):
             chunk = photographs[start : start + 50]
-            broken = corrupt(chunk, name, 5, torch.arange(start, start + len(chunk)))
-            parts.append(describe(broken.float() / 255))
-        found[name] = torch.cat(parts)
+            broken = corrupt(chunk, corruption, 5, torch.arange(start, start + len(chunk)))
+            for name, describe in makers.items():
+                parts[name].append(describe(broken.float() / 255))
+        for name, some in parts.items():
+            found[name][corruption] = torch.cat(some)
     return found
 
 
-def rounds(descriptors: dict[str, Tensor], batch: int) -> tuple[list[int], float]:
+def rounds(
+    described: dict[str, dict[str, Tensor]], name: str, batch: int
+) -> tuple[list[int], float]:
     """Domains known after each of three rounds, and the mean share of a corruption in one."""
-    fdd = make_discriminator(DiscriminatorConfig())
+    fdd = make_discriminator(DiscriminatorConfig(descriptor=name))
     known, shares = [], []
     for _ in range(3):
-        for z in descriptors.values():
+        for z in described[name].values():
             chosen: Counter[int] = Counter()
             for start in range(0, len(z) - batch + 1, batch):
                 evidence = Evidence(z[start : start + batch], image_size=(224, 224))
@@ -66,24 +71,32 @@ def rounds(descriptors: dict[str, Tensor], batch: int) -> tuple[list[int], float
             shares.append(max(chosen.values()) / chosen.total())
         known.append(len(fdd.domains))
     share = sum(shares) / len(shares)
-    print(f"batch {batch}: domains after rounds {known}, {share:.1%} of a corruption in one")
+    print(
+        f"{name}, batch {batch}: domains after rounds {known}, {share:.1%} of a corruption in one"
+    )
     return known, share
 
 
-def test_batches_of_fifty(descriptors: dict[str, Tensor]) -> None:
-    known, share = rounds(descriptors, 50)
-    assert 6 <= known[0] <= 8
+@pytest.mark.parametrize(("name", "least", "most"), [("low", 6, 8), ("style", 11, 15)])
+def test_batches_of_fifty(
+    described: dict[str, dict[str, Tensor]], name: str, least: int, most: int
+) -> None:
+    known, share = rounds(described, name, 50)
+    assert least <= known[0] <= most
     assert known[0] == known[1] == known[2]
     assert share >= 0.95
 
 
 @pytest.mark.parametrize("batch", [200, 100, 25, 10, 5, 3, 2, 1])
-def test_batches_of_other_sizes(descriptors: dict[str, Tensor], batch: int) -> None:
-    known, _ = rounds(descriptors, batch)
-    assert 5 <= known[0] <= known[-1] <= 10
+@pytest.mark.parametrize(("name", "least", "most"), [("low", 5, 10), ("style", 10, 16)])
+def test_batches_of_other_sizes(
+    described: dict[str, dict[str, Tensor]], name: str, least: int, most: int, batch: int
+) -> None:
+    known, _ = rounds(described, name, batch)
+    assert least <= known[0] <= known[-1] <= most
 
 
-def test_mixed_batches_by_image(descriptors: dict[str, Tensor]) -> None:
+def test_mixed_batches_by_image(described: dict[str, dict[str, Tensor]]) -> None:
     """Batches of 50 from three corruptions far apart; 9 images in 10 find their domain."""
     names = ("gaussian_noise", "motion_blur", "contrast")
     generator = torch.Generator().manual_seed(0)
@@ -92,7 +105,7 @@ def test_mixed_batches_by_image(descriptors: dict[str, Tensor]) -> None:
     for _ in range(40):
         true = torch.randint(3, (50,), generator=generator)
         image = torch.randint(IMAGES, (50,), generator=generator)
-        z = torch.stack([descriptors[names[k]][i] for k, i in zip(true, image, strict=True)])
+        z = torch.stack([described["low"][names[k]][i] for k, i in zip(true, image, strict=True)])
         decision = fdd.decide(Evidence(z))
         fdd.update(Evidence(z), decision)
         assert decision.per_sample is not None
