@@ -103,7 +103,7 @@ def test_the_run_adapts_and_keeps_what_figures_need(whole: RunFolder) -> None:
     records = whole.records()
     assert [r.index for r in records] == list(range(12))
     assert any(r.updated for r in records)
-    assert all(len(r.descriptor) == 25 and r.decision is not None for r in records)
+    assert all(len(r.descriptor) == 177 and r.decision is not None for r in records)
     assert whole.summary().rf is not None
     assert not whole.state_path.exists()
 
