@@ -68,7 +68,7 @@ class DiscriminatorConfig(Config):
         if isinstance(given, Mapping) and "threshold" not in given:
             name = str(given.get("descriptor", "low"))
             if name in DESCRIPTORS:
-                return {**given, "threshold": DESCRIPTORS[name].threshold}
+                return {**given, "threshold": getattr(DESCRIPTORS[name], "threshold", THRESHOLD)}
         return given
 
 
