@@ -173,7 +173,10 @@ class Becotta(Method):
         with torch.no_grad():
             single = logits.detach().softmax(1)
             averaged = mean_probabilities(
-                lambda pixels: self.logits(batch, pixels), batch.pixels, self.config.scales
+                lambda pixels: self.logits(batch, pixels),
+                batch.pixels,
+                self.config.scales,
+                plain=logits.detach(),
             )
             source = select_classes(self.frozen(self.start, batch.pixels), batch.classes)
             before = source.float().softmax(1)

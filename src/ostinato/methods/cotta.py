@@ -114,7 +114,8 @@ class Cotta(Method):
 
     def _teach_pixels(self, batch: Input) -> Tensor:
         """Log-probabilities; averaged over scales and flips where the source pixel is unsure."""
-        plain = self._teacher_logits(batch, batch.pixels).log_softmax(1)
+        taught = self._teacher_logits(batch, batch.pixels)
+        plain = taught.log_softmax(1)
         confidence = self._source_logits(batch).float().softmax(1).amax(1, keepdim=True)
         sure = confidence > self.config.threshold
         if bool(sure.all()):
@@ -124,6 +125,7 @@ class Cotta(Method):
             batch.pixels,
             self.config.scales,
             together=True,
+            plain=taught,
         )
         return torch.where(sure, plain, averaged.clamp_min(1e-12).log())
 

@@ -137,12 +137,14 @@ class Svdp(Method):
         assert self.weights is not None
         self._place(batch)
         with torch.no_grad():
-            single = self._teach(batch, batch.pixels).softmax(1)
+            taught = self._teach(batch, batch.pixels)
+            single = taught.softmax(1)
             averaged = mean_probabilities(
                 lambda pixels: self._teach(batch, pixels),
                 batch.pixels,
                 self.config.scales,
                 together=len(batch) == 1,  # where the prompt's place holds for both views
+                plain=taught,
             )
             source = self.frozen(self.weights.source, batch.pixels)
             anchor = select_classes(source, batch.classes).float().softmax(1)

@@ -61,19 +61,21 @@ def mean_probabilities(
     flipped: bool = True,
     clamp: bool = True,
     together: bool = False,
+    plain: Tensor | None = None,
 ) -> Tensor:
     """Mean over views of softmax(logits), in the frame of the unscaled prediction.
 
     Dense predictions are averaged over every scale, each also flipped where `flipped`. A
     classifier may take one size alone, so it sees the image and its mirror image. The plain
-    prediction, which comes first, is made once. `together` shows views of one size in one batch,
-    which a model that treats rows alike answers the same and sooner.
+    prediction, which comes first, is made once, or not at all where it is given.
+    `together` shows views of one size in one batch, which a model that treats rows alike answers
+    the same and sooner.
 
     >>> constant = lambda pixels: torch.zeros(len(pixels), 2)
     >>> mean_probabilities(constant, torch.rand(1, 3, 4, 4), [1.0]).tolist()
     [[0.5, 0.5]]
     """
-    plain = predict(pixels).float()
+    plain = (predict(pixels) if plain is None else plain).float()
     if plain.ndim == 2:
         return torch.stack([plain.softmax(1), predict(flip(pixels)).float().softmax(1)]).mean(0)
     size = plain.shape[-2:]
