@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -13,6 +15,8 @@ from ostinato.methods.ecotta import distillation
 from ostinato.methods.vida import scales_for, symmetric_cross_entropy
 from ostinato.ops.adapters import TwoRanks, attention_linears, beside_parts
 from ostinato.ops.losses import softmax_entropy
+from ostinato.ops.snapshot import State
+from ostinato.ops.warmup import warm_up
 
 
 def seeded() -> torch.Generator:
@@ -118,7 +122,7 @@ def test_warming_lowers_the_source_loss_and_moves_adapters_alone(name: str) -> N
     images, labels = labelled()
     model = small_model()
     clean = {k: v.clone() for k, v in model.state_dict().items()}
-    settings = {"warm_steps": 25, "warm_lr": 1e-2}
+    settings = {"warm_steps": 25, "warm_lr": 1e-2, "warm_held": 0.0}
     prepared = prepare(model, name, images, labels, **settings)
     assert hooks(model) == 0
     assert all(torch.equal(v, clean[k]) for k, v in model.state_dict().items())
@@ -128,6 +132,38 @@ def test_warming_lowers_the_source_loss_and_moves_adapters_alone(name: str) -> N
         logits = method(images)
         losses.append(float(nn.functional.cross_entropy(logits, labels)))
     assert losses[1] < 0.9 * losses[0]
+
+
+def warm_line(labels: Tensor, images: Tensor) -> tuple[nn.Linear, State]:
+    net = nn.Linear(images.shape[1], 3)
+    for parameter in net.parameters():
+        nn.init.zeros_(parameter)
+    given = dict(net.named_parameters())
+    common = {"steps": 40, "lr": 0.3, "batch": 8, "generator": seeded()}
+    return net, warm_up(net, given, images, labels, held=0.25, **common)
+
+
+@pytest.mark.parametrize("learnable", [True, False])
+def test_warming_keeps_the_values_that_held_out_images_like_best(learnable: bool) -> None:
+    images = torch.randn(40, 6, generator=torch.Generator().manual_seed(1))
+    labels = torch.randint(3, (40,), generator=torch.Generator().manual_seed(2))
+    if learnable:
+        labels = images[:, :3].argmax(1)
+    net, state = warm_line(labels, images)
+    unseen = torch.randperm(40, generator=seeded())[:10]
+
+    def loss(weight: Tensor, bias: Tensor) -> float:
+        logits = images[unseen] @ weight.T + bias
+        return float(nn.functional.cross_entropy(logits, labels[unseen]).detach())
+
+    gain = state.values["held out"]
+    assert (gain["images"], gain["before"]) == (10, pytest.approx(math.log(3)))
+    assert loss(**state.tensors) == pytest.approx(gain["after"])
+    assert loss(**state.tensors) <= loss(net.weight, net.bias)
+    if learnable:
+        assert gain["after"] < 0.7 * gain["before"]
+    else:  # labels without sense, learned by heart
+        assert loss(net.weight, net.bias) > gain["before"] >= gain["after"]
 
 
 def test_warming_without_labels_takes_the_models_own() -> None:

@@ -160,6 +160,19 @@ def _write(
             f"{method} cannot be prepared on {facts['model']}: {str(error)[:160]}"
         ) from error
     save_state(out, state, header)
+    _tell_gain(state)
+
+
+def _tell_gain(state: Any) -> None:
+    """Whether a warm-up helped images it was not trained on."""
+    gain = state.values.get("held out")
+    if gain is None:
+        return
+    line = f"loss on {gain['images']} held-out images: {gain['before']:.3f}"
+    if gain["after"] < gain["before"]:
+        print(f"{line} before the warm-up, {gain['after']:.3f} after")
+    else:
+        print(f"{line}; the warm-up made it no better, so the start without effect is kept")
 
 
 def speed_command(

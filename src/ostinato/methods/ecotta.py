@@ -32,6 +32,7 @@ class EcottaConfig(MethodConfig):
     warm_steps: int = Field(200, ge=1, description="updates of the preparation")
     warm_lr: float = Field(5e-4, gt=0, description="learning rate of the preparation")
     warm_batch: int = Field(50, ge=1, description="images per update of the preparation")
+    warm_held: float = Field(0.2, ge=0, lt=1, description="share of images that ends it in time")
 
 
 def distillation(adapted: Adapted) -> Tensor:
@@ -55,6 +56,7 @@ class Ecotta(Method):
             "for transformers: a meta network is a scale and shift of the part's output (in place "
             "of a batch norm) plus a GELU bottleneck of the part's input (in place of a "
             "convolution), and starts without effect; parts are equal shares of the blocks; "
+            "the warm-up keeps what held-out source images like best; "
             "warmed=False runs from that start and needs no file"
         ),
     )
@@ -80,6 +82,7 @@ class Ecotta(Method):
             steps=config.warm_steps,
             lr=config.warm_lr,
             batch=config.warm_batch,
+            held=config.warm_held,
             generator=generator,
         )
 

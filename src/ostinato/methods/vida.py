@@ -41,6 +41,7 @@ class VidaConfig(MethodConfig):
     warm_steps: int = Field(200, ge=1, description="updates of the preparation")
     warm_lr: float = Field(1e-4, gt=0, description="learning rate of the preparation")
     warm_batch: int = Field(50, ge=1, description="images per update of the preparation")
+    warm_held: float = Field(0.2, ge=0, lt=1, description="share of images that ends it in time")
 
 
 def scales_for(uncertainty: float, threshold: float) -> tuple[float, float]:
@@ -75,7 +76,8 @@ class Vida(Method):
         differences=(
             "both scales follow the uncertainty, as in the paper (in the release the high rank's "
             "never changes); scales are at 1 while the uncertainty is measured, and start at 1 "
-            "with every batch; warmed=False runs from adapters without effect and needs no file"
+            "with every batch; the warm-up keeps what held-out source "
+            "images like best; warmed=False runs from adapters without effect and needs no file"
         ),
     )
     presets = {
@@ -109,6 +111,7 @@ class Vida(Method):
             steps=config.warm_steps,
             lr=config.warm_lr,
             batch=config.warm_batch,
+            held=config.warm_held,
             generator=generator,
         )
 

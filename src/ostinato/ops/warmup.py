@@ -14,6 +14,8 @@ from ostinato.ops.optim import make_optimizer
 from ostinato.ops.snapshot import State
 
 IGNORE = 255
+CHECKS = 10
+"""How often held-out images are looked at on the way."""
 
 
 def predictions(model: Callable[[Tensor], Tensor], images: Tensor, batch: int) -> Tensor:
@@ -33,35 +35,81 @@ def warm_up(
     batch: int,
     generator: torch.Generator,
     extra: Callable[[], Tensor] | None = None,
+    held: float = 0.0,
 ) -> State:
     """Descend the labels' cross-entropy over these parameters alone; returns their values.
 
     Labels are (N,) or (N, H, W), where 255 is ignored. `extra` is a term to add, read after each
-    forward.
+    forward. With a share of the images `held` out, the values are those that predicted them best
+    on the way, the start included: a few hundred images are soon learned by heart.
     """
     if len(images) != len(labels):
         raise ConfigError(f"There are {len(images)} images and {len(labels)} labels.")
     labels = labels.to(images.device).long()
+    watch: Watch | None = None
+    if count := int(held * len(images)):
+        order = torch.randperm(len(images), generator=generator).to(images.device)
+        watch = Watch(images[order[:count]], labels[order[:count]], batch)
+        images, labels = images[order[count:]], labels[order[count:]]
     optimizer = make_optimizer("adam", list(parameters.values()), lr=lr)
     for parameter in parameters.values():
         parameter.requires_grad_(True)
-    with torch.enable_grad():
-        for _ in range(steps):
-            chosen = torch.randperm(len(images), generator=generator)[:batch].to(images.device)
-            wanted = labels[chosen]
-            if wanted.ndim > 1 and not bool((wanted != IGNORE).any()):
-                continue  # the mean over no pixel is no number, and would spoil every parameter
-            logits = model(images[chosen])
-            if logits.shape[2:] != wanted.shape[1:]:
-                size = tuple(wanted.shape[1:])
-                logits = F.interpolate(logits, size=size, mode="bilinear", align_corners=False)
-            loss = F.cross_entropy(logits.float(), wanted, ignore_index=IGNORE)
+    for step in range(steps):
+        if watch is not None and step % max(1, steps // CHECKS) == 0:
+            watch.look(model, parameters)
+        chosen = torch.randperm(len(images), generator=generator)[:batch].to(images.device)
+        with torch.enable_grad():
+            loss = source_loss(model, images[chosen], labels[chosen])
+            if loss is None:
+                continue
             if extra is not None:
                 loss = loss + extra()
             optimizer.zero_grad(set_to_none=True)
             loss.backward()
-            optimizer.step()
+        optimizer.step()
+    if watch is not None:
+        watch.look(model, parameters)
+        return watch.state()
     return State({name: p.detach().clone() for name, p in parameters.items()})
+
+
+def source_loss(model: Callable[[Tensor], Tensor], images: Tensor, labels: Tensor) -> Tensor | None:
+    """Mean cross-entropy, at the labels' size where they are maps; None without a valid pixel."""
+    if labels.ndim > 1 and not bool((labels != IGNORE).any()):
+        return None  # the mean over no pixel is no number, and would spoil every parameter
+    logits = model(images)
+    if logits.shape[2:] != labels.shape[1:]:
+        size = tuple(labels.shape[1:])
+        logits = F.interpolate(logits, size=size, mode="bilinear", align_corners=False)
+    return F.cross_entropy(logits.float(), labels, ignore_index=IGNORE)
+
+
+class Watch:
+    """Remembers the values with which held-out images were predicted best."""
+
+    def __init__(self, images: Tensor, labels: Tensor, batch: int) -> None:
+        self.parts = list(zip(images.split(batch), labels.split(batch), strict=True))
+        self.losses: list[float] = []
+        self.values: dict[str, Tensor] = {}
+
+    @torch.no_grad()
+    def look(
+        self, model: Callable[[Tensor], Tensor], parameters: Mapping[str, nn.Parameter]
+    ) -> None:
+        """Keep the present values if none before were better."""
+        losses = [(source_loss(model, x, y), len(x)) for x, y in self.parts]
+        valid = [(float(loss), count) for loss, count in losses if loss is not None]
+        total = sum(count for _, count in valid)
+        mean = sum(loss * count for loss, count in valid) / max(total, 1)
+        if not self.losses or mean < min(self.losses):
+            self.values = {name: p.detach().clone() for name, p in parameters.items()}
+        self.losses.append(mean)
+
+    def state(self) -> State:
+        """The best values, and what they gained on the held-out images."""
+        count = sum(len(images) for images, _ in self.parts)
+        gain = {"images": count, "before": self.losses[0], "after": min(self.losses)}
+        return State(self.values, {"held out": gain})
 
 
 def warm_beside(
@@ -72,6 +120,7 @@ def warm_beside(
     steps: int,
     lr: float,
     batch: int,
+    held: float,
     generator: torch.Generator,
 ) -> State:
     """Warm what stands beside a model's layers, then take it out; without labels, on its own."""
@@ -86,6 +135,7 @@ def warm_beside(
             steps=steps,
             lr=lr,
             batch=batch,
+            held=held,
             generator=generator,
         )
     finally:
