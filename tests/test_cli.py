@@ -186,9 +186,7 @@ def test_a_file_prepared_for_something_else_is_refused(tmp_path: Path) -> None:
         ostinato.adapt(other, "eata", prepared=out)
 
 
-def test_settings_reach_the_preparation(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_settings_reach_the_preparation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "vida.safetensors"
     words = ["--settings", "warm_steps=1", "low_rank=2", "--images", "8", "--out", str(out)]
     assert run("prepare", "vida", *PREPARE, *words) == 0
