@@ -90,22 +90,21 @@ def test_a_row_that_fails_comes_back_as_its_error(tmp_path: Path) -> None:
         run_rows({"good": good}, out=tmp_path, jobs=0, console=QUIET)
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGINT for groups")
 def test_rows_that_are_done_are_shown_without_making_a_batch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def request(out: Path) -> Request:
-        return Request(methods=("source", "tent"), seeds=(1,), changes=TINY, out=out, jobs=2)
+    def request(jobs: int) -> Request:
+        methods = ("source", "tent")
+        return Request(methods=methods, seeds=(1,), changes=TINY, out=tmp_path, jobs=jobs)
 
-    first = build_table("imagenet-c", request(tmp_path), QUIET)
+    first = build_table("imagenet-c", request(1), QUIET)
 
     def refuse(*_: object) -> None:
         raise AssertionError("a batch was made")
 
     monkeypatch.setattr("ostinato.bench.rows.share", refuse)
     monkeypatch.setattr("ostinato.data.streams.Stream.__getitem__", refuse)
-    assert build_table("imagenet-c", request(tmp_path), QUIET).rows == first.rows
+    assert build_table("imagenet-c", request(2), QUIET).rows == first.rows
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
@@ -117,6 +116,7 @@ def test_a_run_of_another_machine_is_looked_for_but_not_begun(tmp_path: Path) ->
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGINT for groups")
 def test_ctrl_c_stops_all_rows_and_the_same_command_goes_on(tmp_path: Path) -> None:
     words = ["table", "imagenet-c", "--methods", "tent", "cotta", "--seeds", "1", "--jobs", "2"]
     words += ["--set", "data.limit=100", "batch_size=1", "--out", str(tmp_path / "runs")]
