@@ -76,8 +76,8 @@ class Vida(Method):
         differences=(
             "both scales follow the uncertainty, as in the paper (in the release the high rank's "
             "never changes); scales are at 1 while the uncertainty is measured, and start at 1 "
-            "with every batch; the warm-up keeps what held-out source "
-            "images like best; warmed=False runs from adapters without effect and needs no file"
+            "with every batch; the warm-up keeps what held-out source images like best; "
+            "warmed=False runs from adapters without effect and needs no file"
         ),
     )
     presets = {
