@@ -288,8 +288,12 @@ def test_unpacking_refuses_what_would_land_outside(tmp_path: Path) -> None:
         tar.addfile(info, io.BytesIO(b"abc"))
     with zipfile.ZipFile(tmp_path / "bad.zip", "w") as bundle:
         bundle.writestr("../outside.txt", "abc")
-    for name in ("bad.tar", "bad.zip"):
-        with pytest.raises(DataError, match="cannot be unpacked"):
+    with tarfile.open(tmp_path / "link.tar", "w") as tar:
+        info = tarfile.TarInfo("link")
+        info.type, info.linkname = tarfile.SYMTYPE, "../outside.txt"
+        tar.addfile(info)
+    for name, text in (("bad.tar", "outside"), ("bad.zip", "outside"), ("link.tar", "neither")):
+        with pytest.raises(DataError, match=f"cannot be unpacked.*{text}"):
             unpack(tmp_path / name, root)
     assert list(root.iterdir()) == []
     assert not (tmp_path / "outside.txt").exists()

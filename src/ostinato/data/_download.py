@@ -108,7 +108,7 @@ class ResumingDownloader:
 def unpack(archive: Path, root: Path) -> None:
     """Unpack an archive into `root`; what is unpacked by half does not appear there.
 
-    Members that would land outside, links out of the tree and devices are refused.
+    Members that would land outside, links and devices are refused.
     """
     with tempfile.TemporaryDirectory(prefix=".unpacking-", dir=root) as folder:
         place = Path(folder)
@@ -126,8 +126,19 @@ def unpack(archive: Path, root: Path) -> None:
 
 
 def _unpack_tar(archive: Path, place: Path) -> None:
+    # By hand, since the filter that makes `extractall` safe came with Python 3.11.4.
     with tarfile.open(archive) as tar:
-        tar.extractall(place, filter="data")
+        for member in tar:
+            target = _inside(place, member.name)
+            content = tar.extractfile(member) if member.isfile() else None
+            if content is not None:
+                target.parent.mkdir(parents=True, exist_ok=True)
+                with content, target.open("wb") as out:
+                    shutil.copyfileobj(content, out)
+            elif member.isdir():
+                target.mkdir(parents=True, exist_ok=True)
+            else:
+                raise tarfile.ReadError(f"{member.name} is neither a file nor a folder")
         # tarfile takes an archive that breaks off between members for a whole one; a whole one
         # ends with a block of zeros.
         if tar.fileobj is not None:
@@ -139,10 +150,16 @@ def _unpack_tar(archive: Path, place: Path) -> None:
 def _unpack_zip(archive: Path, place: Path) -> None:
     with zipfile.ZipFile(archive) as bundle:
         for name in bundle.namelist():
-            target = (place / name).resolve()
-            if not target.is_relative_to(place.resolve()):
-                raise zipfile.BadZipFile(f"{name} would land outside")
+            _inside(place, name)
         bundle.extractall(place)
+
+
+def _inside(place: Path, name: str) -> Path:
+    """Where a member goes, which is below `place`."""
+    target = (place / name).resolve()
+    if not target.is_relative_to(place.resolve()):
+        raise OSError(f"{name} would land outside")
+    return target
 
 
 def _merge(source: Path, target: Path) -> None:
