@@ -15,6 +15,7 @@ from ostinato.bench.models import views_name, weights_name
 from ostinato.bench.printed import printed
 from ostinato.bench.render import ClassBlock, Heading, TableResult, TableRow
 from ostinato.bench.rows import run_rows
+from ostinato.bench.seeds import seed_note
 from ostinato.bench.spec import Spec, merge, split_label
 from ostinato.bench.summary import Summary
 from ostinato.bench.table import Measure, Part, Scale, Table, Variant
@@ -76,7 +77,8 @@ def build_table(name: str, request: Request, console: Console | None = None) -> 
     table = replace(table, columns=_with_rounds(columns, found))
     rows = [_measured(table, v, found, request, variants) for v in variants]
     by_class = class_block({v.label: found[v.label, table.parts[0].name] for v in variants})
-    return _result(table, request, rows, skipped, by_class)
+    shown = {part.name: spec_of(table, part, variants[0], request) for part in table.parts}
+    return _result(table, request, rows, skipped, by_class, seed_note(shown))
 
 
 def choose(table: Table, request: Request) -> tuple[list[Variant], list[str]]:
@@ -289,6 +291,7 @@ def _result(
     rows: Sequence[TableRow],
     skipped: Sequence[str],
     per_class: ClassBlock | None = None,
+    seeds: str | None = None,
 ) -> TableResult:
     source = printed(table.name)
     small = table.small_notes if request.scale == "small" else ()
@@ -304,6 +307,6 @@ def _result(
             Heading(name=m.heading, group=m.group, summary=m.kind != "score") for m in table.columns
         ),
         rows=(*rows, *(printed_row(table, row) for row in source.rows)),
-        notes=(*small, *table.notes, *beside, *skipped),
+        notes=(*small, *filter(None, (seeds,)), *table.notes, *beside, *skipped),
         per_class=per_class,
     )

@@ -147,12 +147,6 @@ def printed_columns(name: str, part: str = "") -> tuple[Measure, ...]:
 
 _EXTRA = (Measure("K", "count"), Measure("ECE", "ece"), Measure("img/s", "speed"))
 _BY_DOMAINS = Measure("Mean by domains", "by domains")
-_SEED_NOTE = (
-    "± is the standard deviation over seeds. A seed sets what is random in the method; the images "
-    "and their order are the same for all."
-)
-_DRAWN_NOTE = "Small scale: corruptions are made on the way, and drawn anew with every seed."
-_WEATHER_NOTE = "The weather is made on the way, and drawn anew with every seed."
 _K_NOTE = "K: domains found. ECE: expected calibration error in percent."
 
 
@@ -165,8 +159,7 @@ def _benchmark(
 ) -> Table:
     rounds = any(column.round for column in printed(name).columns)
     columns = printed_columns(name)
-    drawn = (_WEATHER_NOTE,) if part is CAMVID else ()
-    notes = (*printed(name).notes, _SEED_NOTE, *drawn, _K_NOTE)
+    notes = (*printed(name).notes, _K_NOTE)
     small = (STAND_IN_NOTE, *extra)
     more = (_BY_DOMAINS, *_EXTRA) if rounds else _EXTRA
     return Table(
@@ -199,12 +192,8 @@ _EXPERTS = Table(
         _expert("Self-Adaptive", experts={"shared": False}),
         _expert("Shared + Self-Adaptive"),
     ),
-    notes=(_SEED_NOTE, "A branch that is left out leaves the other with its own weight of 0.5."),
-    small_notes=(
-        STAND_IN_NOTE,
-        LOOKS_NOTE,
-        "Small scale: ImageNet-C's corruptions are drawn anew with every seed.",
-    ),
+    notes=("A branch that is left out leaves the other with its own weight of 0.5.",),
+    small_notes=(STAND_IN_NOTE, LOOKS_NOTE),
 )
 _ROUTING = (
     Measure("Purity", "purity"),
@@ -229,8 +218,7 @@ _FDD = Table(
         _expert("FDD (ours)"),
     ),
     reference="Upper (oracle)",
-    notes=(_SEED_NOTE, _ROUTING_NOTE, "w/o discriminator: batches go to a random known domain."),
-    small_notes=(STAND_IN_NOTE, _DRAWN_NOTE),
+    notes=(_ROUTING_NOTE, "w/o discriminator: batches go to a random known domain."),
 )
 _DESCRIPTOR = Table(
     "ablation-descriptor",
@@ -248,8 +236,7 @@ _DESCRIPTOR = Table(
             ("CLS feature", "cls-feature"),
         )
     ),
-    notes=(*printed("ablation-descriptor").notes, _SEED_NOTE, _ROUTING_NOTE),
-    small_notes=(STAND_IN_NOTE, _DRAWN_NOTE),
+    notes=(*printed("ablation-descriptor").notes, _ROUTING_NOTE),
 )
 _PARAMETERS = Table(
     "parameters",
@@ -272,8 +259,8 @@ _PARAMETERS = Table(
 )
 
 for _table in (
-    _benchmark(IMAGENET_C, "imagenet-c", "imagenet-c", (_DRAWN_NOTE,)),
-    _benchmark(CIFAR100_C, "cifar100-c", "cifar100-c", (_DRAWN_NOTE,)),
+    _benchmark(IMAGENET_C, "imagenet-c", "imagenet-c"),
+    _benchmark(CIFAR100_C, "cifar100-c", "cifar100-c"),
     _benchmark(IMAGENET_PLUS, "imagenet-plus", "imagenet-c", (LOOKS_NOTE,)),
     _benchmark(IMAGENET_PLUS_PLUS, "imagenet-plus-plus", "imagenet-c", (LOOKS_NOTE,)),
     _benchmark(ACDC, "acdc", "acdc", (MOSAIC_NOTE,), METHODS_ACDC),
