@@ -175,6 +175,19 @@ def test_a_search_tries_all_factors_and_chooses_the_lowest_error(tmp_path: Path)
         search("imagenet-c", request, (1.0, 1.0))
 
 
+def test_a_search_may_leave_out_the_methods_own_rate(tmp_path: Path) -> None:
+    request = Request(methods=("source", "tent"), seeds=(1,), changes=TINY, out=tmp_path)
+    result, chosen = search("imagenet-c", request, (0.3, 0.1), QUIET)
+    assert [str(h) for h in result.headings] == ["× 0.1", "× 0.3", "× 1", "Best"]
+    source, tent = ([v.value for v in row.values[:3]] for row in result.rows)
+    assert source[:2] == [None, None]
+    assert source[2] is not None  # what the others are held against
+    assert tent[2] is None
+    assert None not in tent[:2]
+    assert result.rows[1].facts["Images"] == result.rows[0].facts["Images"]
+    assert chosen["tent:imagenet-c"] in (0.1, 0.3)
+
+
 def test_a_table_takes_the_factors_of_a_search_for_second_rows(tmp_path: Path) -> None:
     path = tmp_path / "factors.json"
     write_factors(path, {"tent:imagenet-c": 3.0, "cotta:imagenet-c": 1.0}, "typed")

@@ -42,6 +42,7 @@ def search(
     if len(set(factors)) < 2 or min(factors) <= 0:
         raise ConfigError("A search needs two or more different factors above 0.")
     variants, skipped = choose(table, request)
+    shown = _columns(factors, variants)
     trials = {v.label: _trials(v, factors) for v in variants}
     everything = [trial for some in trials.values() for trial in some]
     found, failed = run_all(table, everything, request, console or Console(stderr=True))
@@ -55,8 +56,14 @@ def search(
         best = _best(done, found, table)
         if len(done) > 1:
             chosen[label_of(variant)] = best.factor
-        rows.append(_row(table, variant, done, best, factors, found, request))
-    return _result(table, request, rows, factors, skipped), chosen
+        rows.append(_row(table, variant, done, best, shown, found, request))
+    return _result(table, request, rows, shown, skipped), chosen
+
+
+def _columns(factors: Sequence[float], variants: Sequence[Variant]) -> Sequence[float]:
+    """The factors, and 1 as well where a row that learns nothing has to stand somewhere."""
+    still = any(not METHODS[variant.method].rates for variant in variants)
+    return sorted((*factors, 1.0)) if still and 1 not in factors else factors
 
 
 def _trials(variant: Variant, factors: Sequence[float]) -> list[Variant]:
@@ -95,7 +102,7 @@ def _row(
         label=variant.label,
         origin="measured",
         values=(*cells, picked),
-        facts=facts_of(table, variant, request, found),
+        facts=facts_of(table, best, request, found),  # the row itself need not have run
     )
 
 
