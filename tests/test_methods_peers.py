@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -36,6 +39,13 @@ LIVELY = {
     "rdumb": {"kappa": 0.95, "redundancy": 0.9, "lr": 1e-2, "reset_every": 4},
     "lame": {"neighbours": 2},
 }
+
+
+@pytest.mark.parametrize("name", sorted(set(METHODS.names()) - {"dual_expert"}))
+def test_a_peer_is_one_file_short_enough_to_be_read_as_an_algorithm(name):
+    kind = METHODS[name]
+    assert kind.__module__ == f"ostinato.methods.{name}"
+    assert len(Path(inspect.getfile(kind)).read_text(encoding="utf-8").splitlines()) < 200
 
 
 def build(name, **settings):

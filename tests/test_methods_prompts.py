@@ -72,6 +72,18 @@ def test_pulling_moves_each_pair_by_its_weight() -> None:
     torch.testing.assert_close(prompts[:, 0, 0], torch.tensor([1.0, 3.25]))
 
 
+def test_rows_are_pulled_one_after_the_other_and_new_ones_added_last() -> None:
+    pool = PromptPool()
+    rows = torch.tensor([[1.0], [4.0], [2.0]])
+    pool.take_in(rows[:1], rows[:1, None], None, 0.5)  # an empty pool: all are new
+    shares = torch.tensor([[0.0], [1.0], [0.5]])
+    pool.take_in(rows, rows[:, None] * 10, shares, 0.5)
+    keys, prompts = pool.both()
+    # 1 to 4 by 1 x 0.5 is 2.5; on to 2 by 0.5 x 0.5. Prompts 1 to 40 by 1, on to 20 by 0.5.
+    assert keys.flatten().tolist() == [2.375, 1.0]
+    assert prompts.flatten().tolist() == [30.0, 10.0]
+
+
 def gap_to(anchor: State, features: np.ndarray) -> float:
     mean, std = (anchor.tensors[n].numpy() for n in ("mean", "std"))
     first = np.linalg.norm(features.mean(0) - mean)

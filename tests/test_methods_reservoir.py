@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -231,3 +232,41 @@ def test_another_prepared_method_can_be_wrapped() -> None:
     method = adapt(small_model(), "reservoir", prepared=given, **settings)
     for batch in small_batches(4):
         assert bool(method(batch).isfinite().all())
+
+
+def test_weights_are_lent_and_come_back_even_after_an_error(prepared: State) -> None:
+    method = adapt(small_model(), "reservoir", prepared=prepared, inner_settings={"lr": 1e-2})
+    for images in batches_of_styles(3):
+        method(images)
+    weights, slots = method.inner.weights, method.slots
+    assert weights is not None
+    before = {name: p.detach().clone() for name, p in weights.parameters.items()}
+    parts = [state.part("weights").tensors for state in slots.states]
+    shares = torch.softmax(torch.arange(float(len(parts))), 0)
+    with suppress(RuntimeError), slots.lent(weights):
+        mean = slots.mean(weights.parameters, shares)
+        weights.import_state(mean)
+        raise RuntimeError("broken")
+    assert all(torch.equal(before[name], p) for name, p in weights.parameters.items())
+    for name, value in mean.tensors.items():
+        stacked = np.stack([part[name].numpy() for part in parts])
+        expected = np.tensordot(shares.numpy(), stacked, 1)
+        np.testing.assert_allclose(value.numpy(), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_the_best_slot_is_the_one_with_the_highest_score(prepared: State) -> None:
+    method = adapt(small_model(), "reservoir", prepared=prepared, inner_settings={"lr": 1e-2})
+    for images in batches_of_styles(3):
+        method(images)
+    weights = method.inner.weights
+    assert weights is not None
+    name = next(iter(weights.parameters))
+
+    def score() -> float:
+        return float(weights.parameters[name].detach().sum())
+
+    sums = [float(s.part("weights").tensors[name].sum()) for s in method.slots.states]
+    active = score()
+    assert len(set(sums)) > 1
+    assert method.slots.best(weights, score) == int(np.argmax(sums))
+    assert score() == active

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from ostinato.checks import small_batches, small_model
 from ostinato.errors import TargetError
 from ostinato.models import VisionModel
-from ostinato.ops.heads import final_features, find_head, select_classes
+from ostinato.ops.heads import final_features, find_head, select_classes, spread_classes
 
 
 def torchvision_vit():
@@ -71,3 +71,11 @@ def test_class_selection():
     logits = torch.arange(6.0).view(2, 3)
     assert select_classes(logits, None) is logits
     assert select_classes(logits, torch.tensor([2, 0])).tolist() == [[2, 0], [5, 3]]
+
+
+def test_spreading_undoes_the_selection():
+    probabilities = torch.arange(1.0, 7.0).view(2, 3)
+    assert spread_classes(probabilities, None, 3) is probabilities
+    classes = torch.tensor([2, 0])
+    wide = spread_classes(select_classes(probabilities, classes), classes, 3)
+    assert wide.tolist() == [[1, 0, 3], [4, 0, 6]]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ostinato.methods.base import Input, Method, MethodConfig, MethodInfo, Objective
 from ostinato.models import VisionModel
 from ostinato.ops.anchor import Moments, collect_anchor, prompted_features, read_anchor
-from ostinato.ops.heads import find_head, select_classes
+from ostinato.ops.heads import find_head, select_classes, spread_classes
 from ostinato.ops.losses import softmax_entropy
 from ostinato.ops.optim import OptimizerName, make_optimizer
 from ostinato.ops.pools import PromptPool, class_weights, domain_weights
@@ -145,17 +145,8 @@ class Kff(Method):
             self.domains.shrink(config.max_domains)
         predictions = self._predictions(objective.logits, batch)
         kept = softmax_entropy(objective.logits) <= config.max_entropy
-        fresh = []
-        for t in kept.nonzero().flatten().tolist():
-            if bool(self.known[t]):
-                weights = self.shares[t]
-                rate = config.key_rate
-                prompt = self.class_prompts[t]
-                self.classes.pull(weights, predictions[t], prompt, keys=rate, prompts=1.0)
-            else:
-                fresh.append(t)
-        for t in fresh:
-            self.classes.add(predictions[t], self.class_prompts[t])
+        shares = None if self.shares is None else self.shares[kept]
+        self.classes.take_in(predictions[kept], self.class_prompts[kept], shares, config.key_rate)
         self.classes.shrink(config.max_classes, cosine=True)
 
     def autocast(self) -> AbstractContextManager[Any]:
@@ -179,33 +170,26 @@ class Kff(Method):
 
     def _choose_class_prompts(self, predictions: Tensor) -> None:
         """One prompt per image: a blend of alike classes', or a fresh one."""
-        generator = self.random.generator
+        config, generator = self.config, self.random.generator
         prompts = fresh_prompt(self.model.base, len(predictions), 1, generator=generator)
-        self.known = torch.zeros(len(predictions), dtype=torch.bool, device=prompts.device)
+        self.shares: Tensor | None = None
         if len(self.classes):
-            self.shares, self.known = class_weights(
-                self.classes.both()[0],
-                predictions,
-                self.config.class_similarity,
-                self.config.class_temperature,
-            )
+            keys, alike = self.classes.both()[0], config.class_similarity
+            self.shares, known = class_weights(keys, predictions, alike, config.class_temperature)
             blended = self.classes.blend(self.shares)
-            prompts = torch.where(self.known[:, None, None], blended, prompts)
+            prompts = torch.where(known[:, None, None], blended, prompts)
         self.class_prompts = nn.Parameter(prompts)
         self.class_optimizer = make_optimizer(
-            self.config.optimizer,
+            config.optimizer,
             [self.class_prompts],
-            lr=self.config.class_lr,
-            weight_decay=self.config.weight_decay,
+            lr=config.class_lr,
+            weight_decay=config.weight_decay,
         )
 
     def _predictions(self, logits: Tensor, batch: Input) -> Tensor:
         """Probabilities over all of the model's classes, zero outside the label space in use."""
         probabilities = logits.detach().float().softmax(1)
-        if batch.classes is None:
-            return probabilities
-        wide = probabilities.new_zeros(len(probabilities), self.head.out_features)
-        return wide.index_copy(1, batch.classes, probabilities)
+        return spread_classes(probabilities, batch.classes, self.head.out_features)
 
     def _forward(self, batch: Input, prompt: Tensor | None) -> tuple[Tensor, Tensor]:
         with self.autocast():

@@ -96,8 +96,8 @@ class Reservoir(Method):
         moments = None if given is None else given.part("style").tensors.get("moments")
         self.moments = None if moments is None else moments.to(self.model.device)
         first = None if self.moments is None else style_of(self.moments)
-        config = self.config
-        self.styles = self.track("styles", Styles(config.memory, config.centroid_lr, first))
+        styles = Styles(self.config.memory, self.config.centroid_lr, first)
+        self.styles = self.track("styles", styles)
         self._far: dict[int, float] = {}
 
     def inspect(self, batch: Input) -> None:
@@ -137,17 +137,9 @@ class Reservoir(Method):
         weights = self.inner.weights
         if not self.config.ensemble or weights is None or len(self.slots) == 1:
             return last.logits
-        self.slots.park()
-        mean = {
-            name: sum(s * state.tensors[f"weights/{name}"] for s, state in self._shared())
-            for name in weights.parameters
-        }
-        weights.import_state(State(mean))  # type: ignore[arg-type]
-        try:
-            with self.inner.autocast():
-                return self.inner.logits(batch)
-        finally:
-            weights.import_state(self.slots.states[self.slots.active].part("weights"))
+        with self.slots.lent(weights):
+            weights.import_state(self.slots.mean(weights.parameters, self.shares))
+            return self._look(batch)
 
     def release(self) -> None:
         """Take the inner method out."""
@@ -172,32 +164,26 @@ class Reservoir(Method):
         return [f"  inner method     {self.inner.info.title}, {len(self.slots)} slots"]
 
     def _threshold(self, images: int) -> float:
-        if self.config.threshold is not None:
-            return float(self.config.threshold)
+        config = self.config
+        if config.threshold is not None:
+            return float(config.threshold)
         if images not in self._far:
             assert self.moments is not None
-            generator = torch.Generator().manual_seed(self.config.seed)
-            self._far[images] = distance_quantile(
-                self.moments, images, self.config.quantile, generator
-            )
+            draws = torch.Generator().manual_seed(config.seed)
+            self._far[images] = distance_quantile(self.moments, images, config.quantile, draws)
         return self._far[images]
 
     @torch.no_grad()
     def _most_informative(self, batch: Input) -> int:
+        """The slot that is surest of each image and most diverse over all."""
         weights = self.inner.weights
         if weights is None:
             return self.slots.active
-        self.slots.park()
-        found = []
-        for state in self.slots.states:
-            weights.import_state(state.part("weights"))
-            with self.inner.autocast():
-                found.append(prediction_information(self.inner.logits(batch)))
-        weights.import_state(self.slots.states[self.slots.active].part("weights"))
-        return max(range(len(found)), key=found.__getitem__)
+        return self.slots.best(weights, lambda: prediction_information(self._look(batch)))
 
-    def _shared(self) -> list[tuple[float, State]]:
-        return list(zip(self.shares.tolist(), self.slots.states, strict=True))
+    def _look(self, batch: Input) -> Tensor:
+        with self.inner.autocast():
+            return self.inner.logits(batch)
 
 
 def _inner(config: ReservoirConfig) -> tuple[type[Method], MethodConfig]:

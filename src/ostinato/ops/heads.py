@@ -60,3 +60,16 @@ def final_features(model: nn.Module, pixels: Tensor) -> tuple[Tensor, Tensor]:
 def select_classes(logits: Tensor, classes: Tensor | None) -> Tensor:
     """The columns of the label space in use; all of them for None."""
     return logits if classes is None else logits.index_select(1, classes)
+
+
+def spread_classes(probabilities: Tensor, classes: Tensor | None, count: int) -> Tensor:
+    """The reverse, over `count` classes: zero outside the label space in use.
+
+    >>> import torch
+    >>> spread_classes(torch.tensor([[0.25, 0.75]]), torch.tensor([2, 0]), 3).tolist()
+    [[0.75, 0.0, 0.25]]
+    """
+    if classes is None:
+        return probabilities
+    wide = probabilities.new_zeros(len(probabilities), count)
+    return wide.index_copy(1, classes, probabilities)

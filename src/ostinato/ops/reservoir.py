@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import Tensor, nn
 
@@ -151,6 +154,33 @@ class Slots:
         """One more slot, starting as a copy of another."""
         self.park()
         self.states.append(self.states[origin].clone())
+
+    @contextmanager
+    def lent(self, weights: Stateful) -> Iterator[None]:
+        """The inner method's weights may take any values meanwhile; the active slot's come back."""
+        self.park()
+        try:
+            yield
+        finally:
+            weights.import_state(self.states[self.active].part("weights"))
+
+    def best(self, weights: Stateful, score: Callable[[], float]) -> int:
+        """The slot with whose weights a score is highest."""
+        found = []
+        with self.lent(weights):
+            for state in self.states:
+                weights.import_state(state.part("weights"))
+                found.append(score())
+        return max(range(len(found)), key=found.__getitem__)
+
+    def mean(self, names: Collection[str], shares: Tensor) -> State:
+        """These weights, averaged over the slots; parked before."""
+        mean: dict[str, Tensor] = {}
+        for share, state in zip(shares.tolist(), self.states, strict=True):
+            for name in names:
+                part = share * state.tensors[f"weights/{name}"]
+                mean[name] = mean[name] + part if name in mean else part
+        return State(mean)
 
     def export_state(self) -> State:
         """All slots, the active one included."""
