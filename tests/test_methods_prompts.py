@@ -75,7 +75,7 @@ def test_pulling_moves_each_pair_by_its_weight() -> None:
 def test_rows_are_pulled_one_after_the_other_and_new_ones_added_last() -> None:
     pool = PromptPool()
     rows = torch.tensor([[1.0], [4.0], [2.0]])
-    pool.take_in(rows[:1], rows[:1, None], None, 0.5)  # an empty pool: all are new
+    pool.take_in(rows[:1], rows[:1, None], torch.zeros(1, 0), 0.5)  # an empty pool: all new
     shares = torch.tensor([[0.0], [1.0], [0.5]])
     pool.take_in(rows, rows[:, None] * 10, shares, 0.5)
     keys, prompts = pool.both()

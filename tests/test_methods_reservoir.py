@@ -246,7 +246,9 @@ def test_weights_are_lent_and_come_back_even_after_an_error(prepared: State) -> 
     with suppress(RuntimeError), slots.lent(weights):
         mean = slots.mean(weights.parameters, shares)
         weights.import_state(mean)
+        lent = {name: p.detach().clone() for name, p in weights.parameters.items()}
         raise RuntimeError("broken")
+    assert not any(torch.equal(before[name], value) for name, value in lent.items())
     assert all(torch.equal(before[name], p) for name, p in weights.parameters.items())
     for name, value in mean.tensors.items():
         stacked = np.stack([part[name].numpy() for part in parts])

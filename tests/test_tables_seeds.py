@@ -60,9 +60,9 @@ def test_the_note_follows_the_data() -> None:
     fixed = str(seed_note({"A": spec(seed=3)}))
     assert fixed.endswith(f"sets what is random in the method{SAME}")
     mixed = str(seed_note({"A": spec(shuffle=True)}))
-    assert mixed.endswith(f"in the method, the order of the images and {DRAWN}.")
+    assert mixed.endswith(f"in the method, which images come when and {DRAWN}.")
     some = str(seed_note({"A": spec(shuffle=True), "B": spec(seed=3)}))
-    assert "the order of the images of A and the corruptions of A, which" in some
+    assert "which images of A come when and the corruptions of A, which are" in some
 
 
 @pytest.mark.parametrize(("seeds", "told"), [((2025,), False), ((2025, 2026), True)])

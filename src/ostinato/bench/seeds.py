@@ -24,7 +24,7 @@ def seed_note(specs: Mapping[str, Spec]) -> str | None:
     drawn = [name for name, (one, two) in pairs.items() if redrawn(one, two)]
     sets = ["what is random in the method"]
     if order:
-        sets.append(f"the order of the images{_of(order, pairs)}")
+        sets.append(f"which images{_of(order, pairs)} come when")
     if drawn:
         sets.append(f"the corruptions{_of(drawn, pairs)}, which are made on the way")
     listed = " and ".join(filter(None, (", ".join(sets[:-1]), sets[-1])))

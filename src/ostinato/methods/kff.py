@@ -145,8 +145,8 @@ class Kff(Method):
             self.domains.shrink(config.max_domains)
         predictions = self._predictions(objective.logits, batch)
         kept = softmax_entropy(objective.logits) <= config.max_entropy
-        shares = None if self.shares is None else self.shares[kept]
-        self.classes.take_in(predictions[kept], self.class_prompts[kept], shares, config.key_rate)
+        prompts, shares = self.class_prompts[kept], self.shares[kept]
+        self.classes.take_in(predictions[kept], prompts, shares, config.key_rate)
         self.classes.shrink(config.max_classes, cosine=True)
 
     def autocast(self) -> AbstractContextManager[Any]:
@@ -172,7 +172,7 @@ class Kff(Method):
         """One prompt per image: a blend of alike classes', or a fresh one."""
         config, generator = self.config, self.random.generator
         prompts = fresh_prompt(self.model.base, len(predictions), 1, generator=generator)
-        self.shares: Tensor | None = None
+        self.shares = predictions.new_zeros(len(predictions), 0)
         if len(self.classes):
             keys, alike = self.classes.both()[0], config.class_similarity
             self.shares, known = class_weights(keys, predictions, alike, config.class_temperature)

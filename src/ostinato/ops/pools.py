@@ -61,13 +61,12 @@ class PromptPool:
         self.keys = known + keys * weights[:, None] * (key - known)
         self.prompts = values + prompts * weights[:, None, None] * (prompt - values)
 
-    def take_in(self, keys: Tensor, prompts: Tensor, shares: Tensor | None, rate: float) -> None:
-        """Pull what each row was blended from; rows that were not (shares of 0) are added after."""
-        known = torch.zeros(len(keys)) if shares is None else shares.sum(1)
-        for row in known.nonzero().flatten().tolist():
-            assert shares is not None
+    def take_in(self, keys: Tensor, prompts: Tensor, shares: Tensor, rate: float) -> None:
+        """Pull what each row was blended from, by its shares (B, N); rows without any are added."""
+        blended = shares.any(1)
+        for row in blended.nonzero().flatten().tolist():
             self.pull(shares[row], keys[row], prompts[row], keys=rate, prompts=1.0)
-        for row in (known == 0).nonzero().flatten().tolist():
+        for row in (~blended).nonzero().flatten().tolist():  # shares are of those before
             self.add(keys[row], prompts[row])
 
     @torch.no_grad()
