@@ -4,7 +4,7 @@ A method is one file: a frozen config and a class registered by name. It supplie
 (what it adds), `trainable` (what moves) and `objective` (logits and loss of a batch) and, where
 it must, one of the other hooks. The loop, precision, reset, save, load and timing are here.
 
-One batch: `inspect` → `route` → (`objective` → `update`) × `steps` → `predict` → `after`.
+One batch: `inspect` → `route` → (`objective` → `update`) × `steps` → `answer` → `after`.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class Method(Persistent, nn.Module):
             return False
         return self.descend(objective, [self.optimizer])
 
-    def predict(self, batch: Input, first: Objective, last: Objective) -> Tensor:
+    def answer(self, batch: Input, first: Objective, last: Objective) -> Tensor:
         """The logits to return; by default what `info.predicts` says."""
         when = self.predicts
         if when == "after":
@@ -235,7 +235,7 @@ class Method(Persistent, nn.Module):
         decision = self.route(batch)
         try:
             first, last, updated = self._adapt(batch)
-            logits = self.predict(batch, first, last).detach().float()
+            logits = self.answer(batch, first, last).detach().float()
             self.after(batch, last, decision)
         except BaseException:
             self.abort(decision)

@@ -132,7 +132,7 @@ class Reservoir(Method):
         return self.moved
 
     @torch.no_grad()
-    def predict(self, batch: Input, first: Objective, last: Objective) -> Tensor:
+    def answer(self, batch: Input, first: Objective, last: Objective) -> Tensor:
         """With the mean of all slots' parameters, weighted by how near their styles are."""
         weights = self.inner.weights
         if not self.config.ensemble or weights is None or len(self.slots) == 1:
