@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
 
@@ -32,6 +33,39 @@ def find_blocks(model: nn.Module) -> dict[str, nn.Module]:
 def has_class_token(model: nn.Module) -> bool:
     """Whether token 0 is a class token."""
     return any(name.rsplit(".", 1)[-1] in CLASS_TOKENS for name, _ in model.named_parameters())
+
+
+def prefix_tokens(model: nn.Module) -> int:
+    """How many tokens stand before an image's own: class token, distillation token, registers."""
+    for module in model.modules():
+        count = getattr(module, "num_prefix_tokens", None)
+        if isinstance(count, int):
+            return count
+    return int(has_class_token(model))
+
+
+def open_tokens(output: Any, prefix: int) -> tuple[Tensor, Callable[[Tensor], Any]] | None:
+    """A block's output as (B, N, D) tokens, and what puts changed tokens back in its place.
+
+    None where the output holds no tokens of that form.
+
+    >>> import torch
+    >>> tokens, put_back = open_tokens((torch.ones(2, 3, 3, 8), "rest"), 0)
+    >>> tokens.shape, put_back(tokens + 1)[0].shape
+    (torch.Size([2, 9, 8]), torch.Size([2, 3, 3, 8]))
+    """
+    first = output[0] if isinstance(output, (tuple, list)) else output
+    if not isinstance(first, Tensor) or first.ndim not in (3, 4):
+        return None
+    shape = first.shape
+
+    def put_back(tokens: Tensor) -> Any:
+        changed = tokens.reshape(shape)
+        if isinstance(output, (tuple, list)):
+            return type(output)((changed, *output[1:]))
+        return changed
+
+    return first.reshape(shape[0], -1, shape[-1]), put_back
 
 
 class FeatureTaps:
@@ -97,7 +131,8 @@ def _is_block(module: nn.Module) -> bool:
 
 def _attends(name: str, module: nn.Module) -> bool:
     label = f"{name} {type(module).__name__}".lower()
-    return "att" in label and "pool" not in label  # attention pooling is a head, not a block
+    found = "attn" in label or "attention" in label or name.lower() == "att"
+    return found and "pool" not in label  # attention pooling is a head, not a block
 
 
 def _inside(name: str, found: dict[str, nn.Module]) -> bool:

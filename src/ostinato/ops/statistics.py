@@ -1,14 +1,15 @@
-"""Source statistics: taken once before deployment, a few kilobytes, no image kept.
+"""Source statistics: taken once before deployment from clean images, none of which is kept.
 
-For every block, mean and standard deviation over source images of the class token (or of the
-pooled tokens where there is none). Alignment pulls a batch's statistics towards them.
+For every block: mean and standard deviation over images of the class token (or of the pooled tokens
+where there is none), and mean and covariance of the tokens themselves. Beside them, what the
+descriptors that images are routed by are like when nothing has shifted.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -17,15 +18,30 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from ostinato.errors import ConfigError, MissingResource
-from ostinato.ops.features import FeatureTaps
+from ostinato.ops.gather import Gatherer
+from ostinato.ops.moments import BlockMoments
 from ostinato.ops.snapshot import State
+from ostinato.ops.whitening import Content
 
 FORMAT = "ostinato-statistics"
+RANK = 256
+"""Covariances of wider blocks are stored by so many directions and one variance for the rest."""
+ENOUGH = 100
+"""Clean images below which statistics are said to be thin."""
 
 
 @dataclass(frozen=True)
 class SourceStatistics:
-    """Per block: feature mean and standard deviation on source images.
+    """What a model's features and images are like without a shift.
+
+    Attributes:
+        means: per block, of the class token or of the pooled tokens.
+        stds: per block, likewise.
+        images: how many clean images there were.
+        tokens: per block, moments of the tokens themselves; empty in files of version 0.1.
+        content: what descriptors of clean images are like; None in such files.
+        fingerprint: of the model, "" where unknown.
+        entropy: the model's mean entropy on these images as a share of ln C, where known.
 
     >>> stats = SourceStatistics((torch.zeros(4),), (torch.ones(4),), images=300)
     >>> stats.describe()
@@ -35,6 +51,10 @@ class SourceStatistics:
     means: tuple[Tensor, ...]
     stds: tuple[Tensor, ...]
     images: int
+    tokens: tuple[BlockMoments, ...] = ()
+    content: Content | None = None
+    fingerprint: str = ""
+    entropy: float | None = None
 
     def describe(self) -> str:
         """One line for reports."""
@@ -42,21 +62,49 @@ class SourceStatistics:
         shown = "/".join(str(width) for width in widths)
         return f"{len(self.means)} blocks x {shown} features from {self.images} images"
 
+    def doubts(self) -> list[str]:
+        """What speaks against these statistics, a sentence each; empty where nothing does."""
+        found = []
+        if self.images < ENOUGH:
+            found.append(f"They rest on {self.images} images; 300 are good.")
+        if self.entropy is not None and self.entropy > 0.5:
+            found.append(
+                "The model is unsure of these images: are they like those it was made for?"
+            )
+        return found
+
     def to(self, device: torch.device | str) -> SourceStatistics:
-        """The same numbers on another device."""
-        move = lambda values: tuple(value.to(device) for value in values)  # noqa: E731
-        return SourceStatistics(move(self.means), move(self.stds), self.images)
+        """The same numbers on another device; what routing needs stays on the CPU."""
+        return replace(
+            self,
+            means=tuple(value.to(device) for value in self.means),
+            stds=tuple(value.to(device) for value in self.stds),
+            tokens=tuple(block.to(device) for block in self.tokens),
+        )
 
     def save(self, path: str | Path) -> None:
-        """Write a safetensors file."""
-        tensors = {f"mean.{i}": t.cpu().contiguous() for i, t in enumerate(self.means)}
-        tensors |= {f"std.{i}": t.cpu().contiguous() for i, t in enumerate(self.stds)}
-        meta = {"format": FORMAT, "info": json.dumps({"images": self.images})}
-        save_file(tensors, str(path), metadata=meta)
+        """Write a safetensors file; wide covariances in low rank."""
+        tensors = {f"mean.{i}": t for i, t in enumerate(self.means)}
+        tensors |= {f"std.{i}": t for i, t in enumerate(self.stds)}
+        for index, block in enumerate(self.tokens):
+            tensors |= {f"token_mean.{index}": block.mean, f"token_prefix.{index}": block.prefix}
+            tensors |= _packed(block.covariance, index)
+        info: dict[str, object] = {"images": self.images, "fingerprint": self.fingerprint}
+        info["entropy"] = self.entropy
+        if self.content is not None:
+            content = self.content
+            tensors |= {"content.mean": content.mean, "content.scale": content.scale}
+            tensors["content.covariance"] = content.covariance
+            info |= {"spread": content.spread, "content_images": content.images}
+        kept = {
+            name: (t if t.dtype == torch.half else t.float()).cpu().contiguous()
+            for name, t in tensors.items()
+        }
+        save_file(kept, str(path), metadata={"format": FORMAT, "info": json.dumps(info)})
 
     @classmethod
     def load(cls, path: str | Path) -> SourceStatistics:
-        """Read a file written by `save`."""
+        """Read a file written by `save`, of this version or the one before."""
         if not Path(path).is_file():
             raise MissingResource(
                 f"There is no statistics file {path}. Make one with "
@@ -70,35 +118,98 @@ class SourceStatistics:
             raise MissingResource(f"{path} is truncated or damaged ({error}).") from None
         if meta.get("format") != FORMAT:
             raise MissingResource(f"{path} holds no source statistics that Ostinato saved.")
-        count = len(tensors) // 2
-        take = lambda key: tuple(tensors[f"{key}.{i}"] for i in range(count))  # noqa: E731
-        return cls(take("mean"), take("std"), json.loads(meta["info"])["images"])
+        if not all(bool(tensor.isfinite().all()) for tensor in tensors.values()):
+            raise MissingResource(f"{path} holds values that are not finite: collect them anew.")
+        try:
+            return _unpacked(tensors, json.loads(meta["info"]))
+        except (KeyError, ValueError, TypeError) as error:
+            raise MissingResource(f"{path} lacks a part ({error}): collect them anew.") from None
 
 
-def collect(vision: nn.Module, batches: Iterable[Tensor]) -> SourceStatistics:
-    """Statistics of a pixels-to-logits model over batches of source pixels."""
-    images = total = 0
-    sums: list[Tensor] = []
-    squares: list[Tensor] = []
+def _packed(covariance: Tensor, index: int) -> dict[str, Tensor]:
+    if len(covariance) <= RANK:
+        return {f"token_covariance.{index}": covariance}
+    values, vectors = torch.linalg.eigh(covariance.double())
+    rest = values[:-RANK].clamp_min(0).mean()
+    root = (values[-RANK:] - rest).clamp_min(0).sqrt()
+    factor = vectors[:, -RANK:] * root
+    return {
+        f"token_factor.{index}": factor.half(),
+        f"token_rest.{index}": rest.float().reshape(1),
+    }
+
+
+def _unpacked(tensors: dict[str, Tensor], info: dict[str, object]) -> SourceStatistics:
+    count = sum(name.startswith("mean.") for name in tensors)
+    blocks = []
+    for index in range(count):
+        if f"token_mean.{index}" not in tensors:
+            break
+        if f"token_covariance.{index}" in tensors:
+            covariance = tensors[f"token_covariance.{index}"]
+        else:
+            factor = tensors[f"token_factor.{index}"].float()
+            rest = torch.eye(len(factor)) * tensors[f"token_rest.{index}"]
+            covariance = factor @ factor.T + rest
+        blocks.append(
+            BlockMoments(
+                tensors[f"token_mean.{index}"], covariance, tensors[f"token_prefix.{index}"]
+            )
+        )
+    content = None
+    if "content.mean" in tensors:
+        content = Content(
+            tensors["content.mean"],
+            tensors["content.scale"],
+            tensors["content.covariance"],
+            float(str(info["spread"])),
+            int(str(info["content_images"])),
+        )
+    entropy = info.get("entropy")
+    return SourceStatistics(
+        tuple(tensors[f"mean.{i}"] for i in range(count)),
+        tuple(tensors[f"std.{i}"] for i in range(count)),
+        images=int(str(info["images"])),
+        tokens=tuple(blocks),
+        content=content,
+        fingerprint=str(info.get("fingerprint", "")),
+        entropy=None if entropy is None else float(str(entropy)),
+    )
+
+
+def collect(
+    vision: nn.Module,
+    batches: Iterable[Tensor],
+    describe: Callable[[Tensor], Tensor],
+    fingerprint: str = "",
+) -> SourceStatistics:
+    """Statistics of a pixels-to-logits model over batches of source pixels.
+
+    Args:
+        vision: maps pixels to logits.
+        batches: of pixels in [0, 1].
+        describe: gives each image's descriptor.
+        fingerprint: of the model.
+    """
+    gatherer = Gatherer(vision)
+    descriptors = []
     with torch.no_grad():
         for pixels in batches:
-            with FeatureTaps(vision) as taps:
-                vision(pixels)
-            kept = [feature.double() for feature in taps.features]
-            sums = sums or [torch.zeros_like(k[0]) for k in kept]
-            squares = squares or [torch.zeros_like(k[0]) for k in kept]
-            for index, feature in enumerate(kept):
-                sums[index] += feature.sum(0)
-                squares[index] += feature.square().sum(0)
-            images += len(pixels)
-            total += len(kept[0])  # a model that cuts its images up has more features than images
-    if images < 2:
-        raise ConfigError(f"Source statistics need at least 2 images (300 are good), not {images}.")
-    means = [s / total for s in sums]
-    spread = zip(squares, means, strict=True)
-    stds = [((q / total - m.square()) * total / (total - 1)).clamp_min(0).sqrt() for q, m in spread]
+            gatherer.take(pixels)
+            descriptors.append(describe(pixels).cpu())
+    if gatherer.images < 2:
+        raise ConfigError(
+            f"Source statistics need at least 2 images (300 are good), not {gatherer.images}."
+        )
+    means, stds = gatherer.features()
     return SourceStatistics(
-        tuple(m.float() for m in means), tuple(s.float() for s in stds), images=images
+        means,
+        stds,
+        images=gatherer.images,
+        tokens=gatherer.tokens(),
+        content=Content.of(torch.cat(descriptors)),
+        fingerprint=fingerprint,
+        entropy=gatherer.entropy(),
     )
 
 
@@ -219,10 +330,16 @@ def excess(
     return torch.stack(terms).mean()
 
 
-def check_fits(statistics: SourceStatistics, blocks: int) -> None:
+def check_fits(statistics: SourceStatistics, blocks: int, fingerprint: str = "") -> None:
     """Refuse statistics of another model before anything starts."""
     if len(statistics.means) != blocks:
         raise ConfigError(
             f"These source statistics ({statistics.describe()}) are of another model: this one has "
             f"{blocks} blocks. Collect them anew with ostinato.collect_statistics."
+        )
+    known = statistics.fingerprint
+    if known and fingerprint and known != fingerprint:
+        raise ConfigError(
+            f"These source statistics are of another model ({known}, this one is {fingerprint}). "
+            "Collect them anew with ostinato.collect_statistics."
         )

@@ -1,0 +1,91 @@
+"""Sums over clean images from which source statistics follow."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from ostinato.ops.features import FeatureTaps, open_tokens, prefix_tokens
+from ostinato.ops.losses import flatten_logits, softmax_entropy
+from ostinato.ops.moments import BlockMoments
+
+
+class Gatherer:
+    """Runs a model over batches and sums up its features and tokens, block by block.
+
+    Args:
+        vision: maps pixels to logits.
+    """
+
+    def __init__(self, vision: nn.Module) -> None:
+        self.vision = vision
+        self.taps = FeatureTaps(vision)
+        self.prefix = prefix_tokens(vision)
+        self.images = self.rows = 0
+        self._features: dict[int, list[Tensor]] = {}
+        self._tokens: dict[int, list[Tensor]] = {}
+        self._entropy: list[float] = []
+
+    def take(self, pixels: Tensor) -> None:
+        """Take in one batch of pixels."""
+        hooks = [
+            block.register_forward_hook(lambda _m, _i, out, at=index: self._add_tokens(at, out))
+            for index, block in enumerate(self.taps.blocks.values())
+        ]
+        try:
+            with self.taps:
+                logits = self.vision(pixels)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        for index, feature in enumerate(self.taps.features):
+            value = feature.double()
+            _add(self._features, index, [value.sum(0), value.square().sum(0)])
+        classes = flatten_logits(logits[:1]).shape[1]
+        self._entropy.append(float(softmax_entropy(logits).mean()) / math.log(max(classes, 2)))
+        self.images += len(pixels)
+        self.rows += len(self.taps.features[0])  # a model that cuts its images up has more
+
+    def _add_tokens(self, index: int, output: object) -> None:
+        opened = open_tokens(output, self.prefix)
+        if opened is None:
+            return
+        tokens = opened[0].double()
+        body = tokens[:, self.prefix :].flatten(0, 1)
+        count = torch.tensor(float(len(body)), dtype=torch.double)
+        rows = torch.tensor(float(len(tokens)), dtype=torch.double)
+        prefix = tokens[:, : self.prefix].sum(0)
+        _add(self._tokens, index, [count, body.sum(0), body.T @ body, rows, prefix])
+
+    def features(self) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """Per block, mean and unbiased standard deviation of the pooled feature."""
+        total = self.rows
+        means, stds = [], []
+        for first, second in (self._features[i] for i in sorted(self._features)):
+            mean = first / total
+            variance = (second / total - mean.square()) * total / (total - 1)
+            means.append(mean.float())
+            stds.append(variance.clamp_min(0).sqrt().float())
+        return tuple(means), tuple(stds)
+
+    def tokens(self) -> tuple[BlockMoments, ...]:
+        """Per block, moments of the tokens; empty where blocks give none."""
+        if set(self._tokens) != set(range(len(self.taps.blocks))):
+            return ()
+        found = []
+        for count, first, second, rows, prefix in (self._tokens[i] for i in sorted(self._tokens)):
+            mean = first / count
+            covariance = second / count - torch.outer(mean, mean)
+            found.append(BlockMoments(mean.float(), covariance.float(), (prefix / rows).float()))
+        return tuple(found)
+
+    def entropy(self) -> float:
+        """Mean entropy of the model's answers, as a share of ln C."""
+        return sum(self._entropy) / len(self._entropy)
+
+
+def _add(sums: dict[int, list[Tensor]], index: int, values: list[Tensor]) -> None:
+    known = sums.get(index)
+    sums[index] = values if known is None else [a + b for a, b in zip(known, values, strict=True)]
