@@ -1,0 +1,406 @@
+"""Which domain each image belongs to: the source, one of those met before, or none of them yet.
+
+Descriptors are seen in whitened coordinates (`ops.whitening`), where images of one domain lie
+around their mean with spread one. An image goes to the domain under which it is likeliest, given
+what has been coming lately; domain 0 is the source, whose mean never moves. Domains are founded by
+splitting: where the recent images of a domain are two groups far apart, the group that the domain's
+mean does not explain becomes a domain of its own. So a block stream, a shuffled one and single
+images are one rule, and nothing is founded by an image alone.
+
+`decide` reads a frozen `View`; `observe` is the one place that changes anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ostinato.domains.splitting import fresh, split_off
+from ostinato.errors import StateError
+from ostinato.ops.snapshot import State
+from ostinato.ops.whitening import Content, whitener
+
+SOURCE = 0
+FAR = 5.0
+"""Times a domain's usual squared distance beyond which an image belongs to none."""
+DEGREES = 48.0
+"""Independent numbers a descriptor counts as; its 369 depend on one another."""
+LOCAL = 16.0
+"""Images that the picture of the present traffic reaches back."""
+DRIFT = 0.02
+"""Share of the prior that the present traffic does not decide."""
+DOUBT = 10.0
+"""Images that a domain's own spread is held near the usual one by."""
+RENEW = 128
+"""Images between two renewals of the coordinates."""
+
+
+@dataclass(frozen=True)
+class View:
+    """What deciding needs, frozen: a published version holds one.
+
+    Attributes:
+        ids: domains, the source first.
+        whiten: (d, d) matrix.
+        unit: squared whitened distance per dimension that is usual within a domain.
+        means: (K, d) whitened means.
+        spreads: (K,) each domain's usual squared distance, 1 on average.
+        counts: (K,) images behind each.
+        mix: (K,) what the latest traffic was made of.
+    """
+
+    ids: tuple[int, ...]
+    whiten: Tensor
+    unit: float
+    means: Tensor
+    spreads: Tensor
+    counts: Tensor
+    mix: Tensor
+
+    def distances(self, standard: Tensor) -> Tensor:
+        """(B, K): squared distance to every domain, 1 for a usual image of it."""
+        placed = standard @ self.whiten
+        squared = torch.cdist(placed, self.means).square()
+        apart = squared / (placed.shape[1] * self.unit)
+        return apart / (self.spreads * (1 + 1 / self.counts))
+
+    def decide(self, standard: Tensor) -> Verdict:
+        """Each image's domain, its posterior and its distance; changes nothing."""
+        apart = self.distances(standard)
+        fit = -0.5 * DEGREES * (self.spreads.log() + 2 * torch.log1p(apart / 2))
+        mix = self.mix
+        for _ in range(2):  # the batch tells what is coming, which tells more of the batch
+            posterior = (fit + self._prior(mix).log()).softmax(1)
+            mix = _blend(self.mix, posterior)
+        best = posterior.argmax(1)
+        distance = apart.gather(1, best[:, None])[:, 0]
+        ids = torch.tensor(self.ids)[best]
+        return Verdict(ids, distance, posterior, distance > FAR)
+
+    def _prior(self, mix: Tensor) -> Tensor:
+        often = self.counts.clone()
+        often[0] = max(float(often[0]), 1.0)
+        return (1 - DRIFT) * mix + DRIFT * often / often.sum()
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What was decided of a batch.
+
+    Attributes:
+        ids: (B,) domain of each image; 0 is the source.
+        distance: (B,) squared distance to it, 1 is usual.
+        posterior: (B, K) over the view's domains.
+        far: (B,) images that no known domain explains; the source answers them.
+    """
+
+    ids: Tensor
+    distance: Tensor
+    posterior: Tensor
+    far: Tensor
+
+    def owners(self) -> list[int]:
+        """The domain whose expert answers each image."""
+        return torch.where(self.far, torch.full_like(self.ids, SOURCE), self.ids).tolist()
+
+
+@dataclass(frozen=True)
+class Change:
+    """What an observation did to the domains.
+
+    Attributes:
+        owners: (B,) where the observed images belong now.
+        known: (B,) False for images seen before, which count once.
+        founded: new domains.
+        merged: (gone, into) pairs.
+    """
+
+    owners: list[int]
+    known: list[bool]
+    founded: tuple[int, ...] = ()
+    merged: tuple[tuple[int, int], ...] = ()
+
+
+class Router:
+    """Domains of single images, found and kept online.
+
+    Args:
+        content: what clean descriptors are like.
+        enough: images of one piece that found a domain.
+        apart: deviations between two groups that make them two domains; half of it merges them.
+        limit: domains at most, the source not counted; at the limit the nearest two merge.
+        memory: latest images whose descriptors are kept.
+
+    >>> clean = torch.randn(200, 4, generator=torch.Generator().manual_seed(0))
+    >>> router = Router(Content.of(clean), enough=8)
+    >>> router.observe(clean[:16]).founded, router.observe(clean[16:40] + 9).founded
+    ((), (1,))
+    >>> router.view().decide(router.content.standard(clean[40:43] + 9)).ids.tolist()
+    [1, 1, 1]
+    """
+
+    def __init__(
+        self,
+        content: Content,
+        *,
+        enough: int = 20,
+        apart: float = 5.5,
+        limit: int = 32,
+        memory: int = 1024,
+    ) -> None:
+        self.content, self.enough, self.apart = content, enough, apart
+        self.limit, self.memory = limit, memory
+        self.clear()
+
+    def clear(self) -> None:
+        """Back to the source alone."""
+        width = len(self.content.mean)
+        self.ids: list[int] = [SOURCE]
+        self.next_id = 1
+        self.sums = torch.zeros(1, width, dtype=torch.double)
+        self.counts = torch.tensor([float(self.content.images)], dtype=torch.double)
+        self.mix = torch.ones(1, dtype=torch.double)
+        self.spreads = torch.ones(1, dtype=torch.double)
+        self.recent = torch.zeros(0, width, dtype=torch.double)
+        self.owner = torch.zeros(0, dtype=torch.long)
+        self.unrenewed = 0
+        self._set_coordinates(self.content.covariance, self.content.spread)
+
+    def _set_coordinates(self, covariance: Tensor, unit: float) -> None:
+        self.covariance = covariance.double()
+        self.whiten, self.unit = whitener(self.covariance), unit
+        self._view: View | None = None
+
+    # Reading.
+
+    @property
+    def domains(self) -> tuple[int, ...]:
+        """The domains met so far, without the source."""
+        return tuple(self.ids[1:])
+
+    def view(self) -> View:
+        """A frozen picture of what is known now."""
+        if self._view is None:
+            means = (self.sums / self.counts[:, None]) @ self.whiten
+            self._view = View(
+                tuple(self.ids),
+                self.whiten,
+                self.unit,
+                means,
+                self._spreads(means),
+                self.counts.clone(),
+                self.mix.clone(),
+            )
+        return self._view
+
+    def _spreads(self, means: Tensor) -> Tensor:
+        """Each domain's mean squared distance on recent images, held near its last by `DOUBT`."""
+        count = torch.full((len(self.ids),), DOUBT, dtype=torch.double)
+        total = count * self.spreads
+        if len(self.recent):
+            row = self._rows(self.owner)
+            off = (self.recent @ self.whiten - means[row]).square().sum(1)
+            off = (off / (means.shape[1] * self.unit)).clamp_max(2 * FAR)
+            total.index_add_(0, row, off)
+            count.index_add_(0, row, torch.ones_like(off))
+        spreads = total / count
+        spreads[0] = spreads[0].clamp_max(1.0)  # the source is what the clean images were
+        return spreads
+
+    def _rows(self, owners: Tensor) -> Tensor:
+        place = {domain: row for row, domain in enumerate(self.ids)}
+        return torch.tensor([place[int(owner)] for owner in owners], dtype=torch.long)
+
+    # Changing.
+
+    def observe(self, descriptors: Tensor) -> Change:
+        """Take in a batch: traffic, means, new domains, merged ones."""
+        standard = self.content.standard(descriptors)
+        verdict = self.view().decide(standard)
+        new = fresh(standard, self.recent)
+        self.mix = _blend(self.mix, verdict.posterior)
+        self._view = None
+        start = len(self.recent)
+        self._add(standard[new], verdict.ids[new])
+        founded = self._found(verdict.ids[new].unique().tolist())
+        self.unrenewed += int(new.sum())
+        merged: list[tuple[int, int]] = []
+        if self.unrenewed >= RENEW and len(self.ids) > 1:
+            self._renew()
+            merged = self._merge_near()
+        while len(self.ids) - 1 > self.limit:
+            merged.append(self._merge(*self._nearest()))
+        owners = verdict.owners()
+        for place, owner in zip(new.nonzero()[:, 0].tolist(), self.owner[start:], strict=True):
+            if int(owner) in founded or owners[place] not in self.ids:
+                owners[place] = int(owner)
+        owners = [owner if owner in self.ids else SOURCE for owner in owners]
+        self._trim()
+        alive = tuple(domain for domain in founded if domain in self.ids)
+        return Change(owners, new.tolist(), alive, tuple(merged))
+
+    def _add(self, standard: Tensor, ids: Tensor) -> None:
+        self.recent = torch.cat([self.recent, standard])
+        self.owner = torch.cat([self.owner, ids])
+        for domain in ids.unique().tolist():
+            if domain != SOURCE:
+                row = self.ids.index(domain)
+                self.sums[row] += standard[ids == domain].sum(0)
+                self.counts[row] += int((ids == domain).sum())
+
+    def _found(self, candidates: Sequence[int]) -> tuple[int, ...]:
+        founded: list[int] = []
+        queue = list(candidates)
+        scale = self.unit**-0.5  # so that one deviation is one
+        while queue:
+            domain = queue.pop(0)
+            members = (self.owner == domain).nonzero()[:, 0]
+            placed = self.recent[members] @ self.whiten * scale
+            mean = self.view().means[self.ids.index(domain)] * scale
+            fixed = domain == SOURCE
+            group = split_off(placed, mean, self.enough, self.apart, fixed=fixed)
+            if group is None:
+                continue
+            self._move(members[group], domain, self.next_id)
+            founded.append(self.next_id)
+            queue += [domain, self.next_id]
+            self.next_id += 1
+            if len(founded) >= self.limit:
+                break
+        return tuple(founded)
+
+    def _move(self, members: Tensor, source: int, into: int) -> None:
+        """Let recent images belong to another domain, which may be a new one."""
+        if into not in self.ids:
+            self.ids.append(into)
+            self.sums = torch.cat([self.sums, torch.zeros_like(self.sums[:1])])
+            self.counts = torch.cat([self.counts, self.counts.new_zeros(1)])
+            self.mix = torch.cat([self.mix, self.mix.new_zeros(1)])
+            self.spreads = torch.cat([self.spreads, self.spreads.new_ones(1)])
+        total, count = self.recent[members].sum(0), len(members)
+        here, there = self.ids.index(source), self.ids.index(into)
+        share = self.mix[here] * count / max(int((self.owner == source).sum()), 1)
+        self.mix[here] -= share
+        self.mix[there] += share
+        if source != SOURCE:
+            self.sums[here] -= total
+            self.counts[here] = (self.counts[here] - count).clamp_min(1.0)
+        if into != SOURCE:
+            self.sums[there] += total
+            self.counts[there] += count
+        self.owner[members] = into
+        self._view = None
+
+    def _renew(self) -> None:
+        """Let recent images refine the coordinates, and settle which domain each belongs to."""
+        self.unrenewed = 0
+        self.spreads = self.view().spreads.clone()
+        means = self.sums / self.counts[:, None]
+        off = self.recent - means[self._rows(self.owner)]
+        known, clean = self.content.covariance.double(), self.content.images
+        half = off[::2]
+        trial = whitener((clean * known + half.T @ half) / (clean + len(half)))
+        unseen = off[1::2] @ trial
+        unit = float(unseen.square().sum(1).clamp_max(2 * FAR * unseen.shape[1]).mean())
+        whole = (clean * known + off.T @ off) / (clean + len(off))
+        self._set_coordinates(whole, unit / unseen.shape[1])
+        verdict = self.view().decide(self.recent)
+        for domain in self.ids[:]:
+            for into in self.ids[:]:
+                moved = (self.owner == domain) & (verdict.ids == into)
+                if into != domain and bool(moved.any()):
+                    self._move(moved.nonzero()[:, 0], domain, into)
+
+    def _merge_near(self) -> list[tuple[int, int]]:
+        merged = []
+        while len(self.ids) > 2:
+            gone, into = self._nearest()
+            if self._gap(gone, into) >= 0.5 * self.apart:
+                break
+            merged.append(self._merge(gone, into))
+        return merged
+
+    def _gap(self, a: int, b: int) -> float:
+        """Distance between two means in usual deviations, less what chance alone gives."""
+        view = self.view()
+        i, j = self.ids.index(a), self.ids.index(b)
+        chance = (1 / view.counts[i] + 1 / view.counts[j]) * view.means.shape[1]
+        squared = (view.means[i] - view.means[j]).square().sum() / view.unit
+        wide = max(float(view.spreads[i]), float(view.spreads[j]), 1.0)
+        return float((squared / wide - chance).clamp_min(0).sqrt())
+
+    def _nearest(self) -> tuple[int, int]:
+        """The two nearest domains as (younger, older)."""
+        pairs = [(a, b) for k, a in enumerate(self.ids[1:], 1) for b in self.ids[1:k]]
+        return min(pairs, key=lambda pair: self._gap(*pair))
+
+    def _merge(self, gone: int, into: int) -> tuple[int, int]:
+        here, there = self.ids.index(gone), self.ids.index(into)
+        self.sums[there] += self.sums[here]
+        self.counts[there] += self.counts[here]
+        self.mix[there] += self.mix[here]
+        self.owner[self.owner == gone] = into
+        rest = [row for row in range(len(self.ids)) if row != here]
+        self.sums, self.counts = self.sums[rest], self.counts[rest]
+        self.mix, self.spreads = self.mix[rest], self.spreads[rest]
+        del self.ids[here]
+        self._view = None
+        return gone, into
+
+    def remove(self, domain: int) -> None:
+        """Forget a domain; its recent images are the source's again."""
+        self._merge(domain, SOURCE)
+        self.sums[0] = 0
+        self.counts[0] = float(self.content.images)
+
+    def _trim(self) -> None:
+        self.recent, self.owner = self.recent[-self.memory :], self.owner[-self.memory :]
+
+    # State.
+
+    def export_state(self) -> State:
+        """Everything but the clean content, which comes with the statistics."""
+        tensors = {
+            name: getattr(self, name)
+            for name in ("sums", "counts", "mix", "spreads", "recent", "owner", "covariance")
+        }
+        values = {"ids": list(self.ids), "next_id": self.next_id, "unit": self.unit}
+        return State(tensors, values | {"unrenewed": self.unrenewed})
+
+    def import_state(self, state: State) -> None:
+        """Become what `export_state` described; nothing changes where it does not fit."""
+        width, values = len(self.content.mean), state.values
+        ids = [int(domain) for domain in values["ids"]]
+        given = {name: tensor.detach().cpu() for name, tensor in state.tensors.items()}
+        recent = len(given["recent"])
+        shapes = {
+            "sums": (len(ids), width),
+            "counts": (len(ids),),
+            "mix": (len(ids),),
+            "spreads": (len(ids),),
+            "recent": (recent, width),
+            "owner": (recent,),
+            "covariance": (width, width),
+        }
+        for name, shape in shapes.items():
+            if tuple(given[name].shape) != shape:
+                raise StateError(f"The router's {name} has shape {tuple(given[name].shape)}.")
+        if ids[:1] != [SOURCE] or not set(given["owner"].tolist()) <= set(ids):
+            raise StateError("The router's domains do not fit together.")
+        self.ids, self.next_id = ids, int(values["next_id"])
+        for name in ("sums", "counts", "mix", "spreads", "recent", "owner"):
+            setattr(self, name, given[name].clone())
+        self.unrenewed = int(values["unrenewed"])
+        self._set_coordinates(given["covariance"].clone(), float(values["unit"]))
+
+
+def _blend(mix: Tensor, posterior: Tensor) -> Tensor:
+    """The picture of the traffic after a batch: each image fades the past by 1 / `LOCAL`."""
+    kept = (1 - 1 / LOCAL) ** len(posterior)
+    return kept * mix + (1 - kept) * posterior.mean(0)
+
+
+__all__ = ["SOURCE", "Change", "Router", "Verdict", "View"]

@@ -1,0 +1,117 @@
+"""The descriptor that single images are routed by: texture and tone, from pixels alone.
+
+Three parts, each cheap next to a forward: local cosine transforms (how strong every frequency is,
+how uneven over the image, how often it is absent: blur, compression, pixelation), a histogram of
+each colour (fog, brightness, saturation, contrast), and a histogram of the steps between
+neighbouring pixels (which kind of noise). No spectrum of the whole image is needed, and images of
+any size can be compared.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ostinato.domains.descriptor import BINS, LUMA, check_images
+from ostinato.registry import DESCRIPTORS
+
+LEVEL = 1 / 255
+FLOOR = 0.5 * LEVEL
+"""Sizes below half a grey level are rounding, not texture."""
+GREY_CELL, COLOUR_CELL = 8, 4
+STEPS = (0.5, 1.5, 3.5, 7.5, 15.5, 31.5, 63.5)
+"""Edges of the histogram of steps, in grey levels."""
+SMALL = 64
+"""Below this side, transforms overlap, so that a small image has enough of them."""
+
+
+def cosine_bank(cell: int) -> Tensor:
+    """The orthonormal cosine basis of a square cell without its constant: (cell² − 1, 1, c, c).
+
+    >>> bank = cosine_bank(4).flatten(1)
+    >>> bool(torch.allclose(bank @ bank.T, torch.eye(15), atol=1e-6))
+    True
+    """
+    n = torch.arange(cell)
+    basis = torch.cos(math.pi * (2 * n[None] + 1) * n[:, None] / (2 * cell)) * math.sqrt(2 / cell)
+    basis[0] /= math.sqrt(2)
+    return torch.einsum("ux,vy->uvxy", basis, basis).flatten(0, 1)[1:, None]
+
+
+@lru_cache(maxsize=8)
+def _bank(cell: int, device: str) -> Tensor:
+    # A tensor born in inference mode could not be used outside it, and this one is kept.
+    with torch.inference_mode(False), torch.no_grad():
+        return cosine_bank(cell).to(device)
+
+
+def _planes(pixels: Tensor) -> Tensor:
+    """Grey, red − green and blue − green: (B, 3, H, W)."""
+    red, green, blue = pixels.unbind(1)
+    grey = LUMA[0] * red + LUMA[1] * green + LUMA[2] * blue
+    return torch.stack([grey, red - green, blue - green], 1)
+
+
+def _strength(planes: Tensor, cell: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Per plane and frequency: log mean size, log unevenness, share of near-zero responses."""
+    count, _, height, width = planes.shape
+    stride = max(1, cell // 4) if min(height, width) < SMALL else cell
+    single = planes.reshape(-1, 1, height, width)
+    response = F.conv2d(single, _bank(cell, str(planes.device)), stride=stride).flatten(2)
+    size = response.abs()
+    mean = (size.mean(2) + FLOOR).log()
+    uneven = (response.square().mean(2) + FLOOR**2).log() - 2 * mean
+    absent = (size < 1.5 * LEVEL).float().mean(2)
+    shaped = [value.view(count, -1) for value in (mean, uneven, absent)]
+    return shaped[0], shaped[1], shaped[2]
+
+
+def _shares(values: Tensor, edges: Tensor) -> Tensor:
+    """(B, C, N) to the share of each interval between the edges: (B, C · (edges + 1))."""
+    above = torch.stack([(values > edge).float().mean(2) for edge in edges], 2)
+    ends = F.pad(F.pad(above, (1, 0), value=1.0), (0, 1))
+    return (ends[..., :-1] - ends[..., 1:]).flatten(1)
+
+
+@DESCRIPTORS.register("texture")
+class Texture:
+    """Local frequencies, colour histograms and pixel steps of each image: 369 numbers.
+
+    >>> Texture()(torch.rand(2, 3, 32, 32)).shape
+    torch.Size([2, 369])
+    """
+
+    needs_features = False
+    size_matters = False
+    threshold = 0.4
+
+    def __init__(self, radius: int | None = None) -> None:
+        self.radius = radius
+
+    @torch.no_grad()
+    def __call__(self, images: Tensor, features: Tensor | None = None) -> Tensor:
+        """(B, 3, H, W) in [0, 1] to (B, 369)."""
+        check_images(images)
+        with torch.autocast(images.device.type, enabled=False):
+            pixels = images.detach().float()
+            planes = _planes(pixels)
+            grey = _strength(planes[:, :1], GREY_CELL)
+            colour = _strength(planes[:, 1:], COLOUR_CELL)
+            steps = (planes[..., 1:] - planes[..., :-1]).abs().flatten(2)
+            edges = torch.tensor(STEPS, device=pixels.device) * LEVEL
+            noise = (_shares(steps, edges) + 1e-3).log()
+            return torch.cat([*grey, *colour[:2], tones(pixels), noise], 1)
+
+
+def tones(pixels: Tensor) -> Tensor:
+    """log1p of a histogram per colour, relative to an even spread: (B, 3 · 32)."""
+    count, channels = pixels.shape[:2]
+    flat = pixels.flatten(2)
+    bins = (flat.nan_to_num() * BINS).long().clamp_(0, BINS - 1)
+    offset = BINS * torch.arange(count * channels, device=pixels.device).view(count, channels, 1)
+    counts = torch.bincount((bins + offset).flatten(), minlength=count * channels * BINS)
+    return torch.log1p(counts.view(count, -1).float() * (BINS / flat.shape[2]))
