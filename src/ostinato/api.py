@@ -7,9 +7,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from ostinato.domains.texture import Texture
 from ostinato.errors import ConfigError, MissingResource
 from ostinato.methods.base import Method, Resources
-from ostinato.methods.contract import resolve_config
+from ostinato.methods.contract import choose_method, resolve_config
 from ostinato.models import Normalize, Triple, VisionModel, fingerprint
 from ostinato.ops.snapshot import State, load_state
 from ostinato.ops.statistics import SourceStatistics, collect
@@ -19,7 +20,7 @@ from ostinato.registry import METHODS
 
 def adapt(
     model: nn.Module,
-    method: str = "dual_expert",
+    method: str | None = None,
     *,
     preset: str | None = None,
     statistics: SourceStatistics | str | Path | None = None,
@@ -35,9 +36,10 @@ def adapt(
     Args:
         model: any classifier or segmenter with transformer FFNs; changed in place, and given
             back by `unwrap`.
-        method: a registered name; `ostinato list methods` shows them.
-        preset: named settings of the method. `dual_expert` takes `robust` where source
-            statistics are given, `source-free` otherwise.
+        method: a registered name; `ostinato list methods` shows them. None takes this project's
+            own: `ostinato` where source statistics are given, `dual_expert` otherwise.
+        preset: named settings of the method; without a method, `robust` and `forward-only` need
+            statistics, `source-free` and `paper` do not.
         statistics: from `collect_statistics`, or the path of a saved file.
         prepared: what `ostinato prepare` wrote, or its path.
         targets: where experts go: names, a regex or a predicate; found by structure if None.
@@ -58,13 +60,12 @@ def adapt(
     """
     if isinstance(model, Method):
         raise ConfigError("This model is adapted already; call ostinato.unwrap on it first.")
+    method, preset = choose_method(method, preset, statistics is not None)
     kind = METHODS[method]
     if isinstance(statistics, (str, Path)):
         statistics = SourceStatistics.load(statistics)
     if isinstance(prepared, (str, Path)):
         prepared = _read_prepared(prepared, method, model)
-    if preset is None and method == "dual_expert":
-        preset = "source-free" if statistics is None else "robust"
     config = resolve_config(kind, preset, settings)
     vision = VisionModel(model, normalize=normalize, mean=mean, std=std)
     adapted: Method = kind(vision, config, Resources(statistics, prepared), targets)
@@ -130,6 +131,7 @@ def collect_statistics(
     vision = VisionModel(model, normalize=normalize, mean=mean, std=std)
     flags = Flags.freeze(model)
     try:
-        return collect(vision, (vision.check(part) for part in images.split(batch_size)))
+        parts = (vision.check(part) for part in images.split(batch_size))
+        return collect(vision, parts, Texture(), fingerprint(model))
     finally:
         flags.restore()

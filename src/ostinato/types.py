@@ -71,8 +71,11 @@ class StepOutput:
         loss: the objective's value, where there was one.
         used: images that took part in the objective.
         updated: whether any parameter moved.
-        events: what the guards did ("rolled back domain 2"), in order.
+        events: what happened to domains ("founded domain 2"), in order.
         seconds: wall time of the step.
+        version: of the published state that answered.
+        trust: per image, how far its expert was let act (0: the source answered), where known.
+        source_logits: what the source model says, where it was asked.
     """
 
     logits: Tensor
@@ -82,6 +85,16 @@ class StepOutput:
     updated: bool = False
     events: tuple[str, ...] = field(default=())
     seconds: float = 0.0
+    version: int = 0
+    trust: tuple[float, ...] = field(default=())
+    source_logits: Tensor | None = None
+
+    @property
+    def domains(self) -> tuple[int, ...]:
+        """The domain of every image, where the method keeps domains."""
+        if self.decision is None:
+            return ()
+        return self.decision.per_sample or (self.decision.domain,) * len(self.logits)
 
     @property
     def domain(self) -> int | None:

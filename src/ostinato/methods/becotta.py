@@ -149,7 +149,7 @@ class Becotta(Method):
             assert self.resources.prepared is not None
             take_over(self.adapted.added(), self.resources.prepared)
             self.styles = self.resources.prepared.tensors["styles"].to(self.model.device)
-        self.frozen = Substitute(self.adapted, self.adapted.added())
+        self.untouched = Substitute(self.adapted, self.adapted.added())
         self.start = {name: p.detach().clone() for name, p in self.trainable().items()}
 
     def trainable(self) -> dict[str, nn.Parameter]:
@@ -178,7 +178,7 @@ class Becotta(Method):
                 self.config.scales,
                 plain=logits.detach(),
             )
-            source = select_classes(self.frozen(self.start, batch.pixels), batch.classes)
+            source = select_classes(self.untouched(self.start, batch.pixels), batch.classes)
             before = source.float().softmax(1)
             sure = (single.amax(1) > self.config.confidence) & (single.amax(1) >= before.amax(1))
             labels = blend_labels(sure, single, averaged)

@@ -125,7 +125,7 @@ class Svdp(Method):
         self.teacher = self.track("teacher", Teacher(self.student, mine, config.ema))
         self.prompt_teacher = self.track("prompt teacher", Teacher(self.student, added, config.ema))
         self.substitute = Substitute(self.student, {**mine, **added})
-        self.frozen = Substitute(self.model, mine)
+        self.untouched = Substitute(self.model, mine)
 
     def trainable(self) -> dict[str, nn.Parameter]:
         """Weights and biases of the model."""
@@ -146,7 +146,7 @@ class Svdp(Method):
                 together=len(batch) == 1,  # where the prompt's place holds for both views
                 plain=taught,
             )
-            source = self.frozen(self.weights.source, batch.pixels)
+            source = self.untouched(self.weights.source, batch.pixels)
             anchor = select_classes(source, batch.classes).float().softmax(1)
             sure = anchor.amax(1) > self.config.confidence
             labels = blend_labels(sure, single, averaged)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+import weakref
 
 import torch
 from torch import Tensor, nn
 
-from ostinato.errors import StateError, TargetError
+from ostinato.errors import ConfigError, StateError, TargetError
 from ostinato.ops.features import find_blocks
 from ostinato.ops.snapshot import State
 
@@ -122,3 +123,26 @@ class Weights:
         with torch.no_grad():
             for name, parameter in self.parameters.items():
                 parameter.copy_(state.tensors[name])
+
+
+_OWNERS: weakref.WeakKeyDictionary[nn.Module, weakref.ref[object]] = weakref.WeakKeyDictionary()
+
+
+def claim(model: nn.Module, owner: object) -> None:
+    """Note that `owner` adapts the model; a second one at the same time is refused."""
+    for module in model.modules():
+        known = _OWNERS.get(module)
+        other = None if known is None else known()
+        if other is not None and other is not owner:
+            raise ConfigError(
+                "This model, or a part of it, is adapted already; call ostinato.unwrap on what "
+                "adapts it first, or adapt a copy."
+            )
+    _OWNERS[model] = weakref.ref(owner)
+
+
+def disclaim(model: nn.Module, owner: object) -> None:
+    """The owner adapts the model no longer."""
+    known = _OWNERS.get(model)
+    if known is not None and known() is owner:
+        del _OWNERS[model]

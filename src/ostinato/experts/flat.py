@@ -1,0 +1,115 @@
+"""Learned branches of one domain as one flat vector: one tensor to step, copy, save and load."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ostinato.errors import StateError
+from ostinato.experts.mixture import seeded
+from ostinato.experts.routed import Branch
+from ostinato.ops.snapshot import State
+
+BETAS, EPSILON = (0.9, 0.999), 1e-8
+
+
+def adamw(
+    value: Tensor,
+    grad: Tensor,
+    first: Tensor,
+    second: Tensor,
+    step: int,
+    *,
+    lr: float,
+    weight_decay: float,
+) -> None:
+    """One AdamW step in place (Loshchilov and Hutter, 2019), `step` counted from 1."""
+    value.mul_(1 - lr * weight_decay)
+    first.lerp_(grad, 1 - BETAS[0])
+    second.mul_(BETAS[1]).addcmul_(grad, grad, value=1 - BETAS[1])
+    size = (second / (1 - BETAS[1] ** step)).sqrt_().add_(EPSILON)
+    value.addcdiv_(first, size, value=-lr / (1 - BETAS[0] ** step))
+
+
+class FlatBranches:
+    """The branches at every feed-forward network in one vector, with their optimizer's moments.
+
+    `down` starts at random, `up` at zero: without effect.
+
+    Args:
+        widths: name and width D of each feed-forward network.
+        rank: of each branch.
+        seed: start, together with the label.
+        label: which group this is ("shared", or a domain).
+        device: where the vector lives.
+
+    >>> flat = FlatBranches([("a", 8), ("b", 8)], rank=2, seed=0, label="shared")
+    >>> flat.value.shape, [branch.down.shape for branch in flat.branches()]
+    (torch.Size([64]), [torch.Size([8, 2]), torch.Size([8, 2])])
+    """
+
+    def __init__(
+        self,
+        widths: Sequence[tuple[str, int]],
+        rank: int,
+        seed: int,
+        label: object,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.widths, self.rank = tuple(widths), rank
+        parts = []
+        for name, width in widths:
+            down = torch.empty(width, rank).uniform_(
+                -(width**-0.5), width**-0.5, generator=seeded(seed, label, name)
+            )
+            parts += [down.flatten(), torch.zeros(rank * width)]
+        self.value = torch.cat(parts).to(device)
+        self.first, self.second = torch.zeros_like(self.value), torch.zeros_like(self.value)
+        self.updates = 0
+
+    def branches(self, value: Tensor | None = None) -> tuple[Branch, ...]:
+        """Views of the vector (or of another one like it), a branch for each network."""
+        flat = self.value if value is None else value
+        found, at = [], 0
+        for _, width in self.widths:
+            size = width * self.rank
+            down = flat[at : at + size].view(width, self.rank)
+            up = flat[at + size : at + 2 * size].view(self.rank, width)
+            found.append(Branch(down, up))
+            at += 2 * size
+        return tuple(found)
+
+    def published(self) -> tuple[Branch, ...]:
+        """Branches that later steps do not change."""
+        return self.branches(self.value.clone())
+
+    def step(self, grad: Tensor, *, lr: float, weight_decay: float) -> None:
+        """One AdamW step."""
+        self.updates += 1
+        adamw(
+            self.value,
+            grad,
+            self.first,
+            self.second,
+            self.updates,
+            lr=lr,
+            weight_decay=weight_decay,
+        )
+
+    def export_state(self) -> State:
+        """The vector, its moments and how many updates it had."""
+        tensors = {"value": self.value, "first": self.first, "second": self.second}
+        return State(tensors, {"updates": self.updates})
+
+    def import_state(self, state: State) -> None:
+        """Become what `export_state` described."""
+        given = {name: state.tensors.get(name) for name in ("value", "first", "second")}
+        for name, tensor in given.items():
+            if tensor is None or tensor.shape != self.value.shape:
+                raise StateError(f"The learned branches' {name} does not fit this model.")
+        for name, tensor in given.items():
+            assert tensor is not None
+            setattr(self, name, tensor.detach().clone().to(self.value))
+        self.updates = int(state.values["updates"])

@@ -1,0 +1,224 @@
+"""Experts that images carry with them: one forward, each image with its own domain's expert.
+
+Hooks are put on a model once. During a `Pass` they let every image's expert act: its map after each
+block, its learned branch after each feed-forward network. Without a pass the model is its source,
+bit for bit. A pass belongs to the thread that opened it and reads nothing that changes, so that any
+number of threads can predict while another one learns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ostinato.errors import TargetError
+from ostinato.experts.targets import Targets, find_targets
+from ostinato.ops.features import find_blocks, open_tokens, prefix_tokens
+from ostinato.ops.moments import BlockMap
+from ostinato.ops.views import Viewed
+
+SCALE = 0.25
+"""Of the learned branches: half for each of two branches, half for each of two experts."""
+
+
+@dataclass(frozen=True)
+class Branch:
+    """Low-rank weights beside one feed-forward network: `gelu(z · down) · up`.
+
+    Tensors are one domain's, or have a first dimension for one domain an image.
+    """
+
+    down: Tensor
+    up: Tensor
+
+    def __call__(self, z: Tensor) -> Tensor:
+        """Apply to tokens, features last."""
+        hidden = F.gelu(z @ self.down.to(z.dtype))
+        return hidden @ self.up.to(z.dtype)
+
+
+@dataclass(frozen=True)
+class Expert:
+    """What one domain does to a forward; empty parts do nothing.
+
+    Attributes:
+        maps: one map a block.
+        branches: one learned branch a feed-forward network.
+    """
+
+    maps: tuple[BlockMap, ...] = ()
+    branches: tuple[Branch, ...] = ()
+
+
+class Pass:
+    """One forward's experts: whose images are whose, and what is made on the way.
+
+    Args:
+        owners: per image, the row of `experts` it goes by; None stands for the source.
+        experts: the experts in use.
+        shared: the learned branches that all images but the source's share.
+        make: called with a block's number and tokens where its maps are to be made on the way.
+        keep: gives what of a block's tokens `features` is to collect, after the maps.
+    """
+
+    def __init__(
+        self,
+        owners: Sequence[int | None],
+        experts: Sequence[Expert],
+        shared: tuple[Branch, ...] = (),
+        make: Callable[[int, Tensor], BlockMap] | None = None,
+        keep: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
+        self.keep, self.features = keep, list[Tensor]()
+        self.owners, self.experts, self.shared, self.make = tuple(owners), experts, shared, make
+        used = sorted({owner for owner in self.owners if owner is not None})
+        self.single = used[0] if len(used) == 1 and None not in self.owners else None
+        self.idle = not used and make is None
+        self._rows = [used.index(o) + 1 if o is not None else 0 for o in self.owners]
+        self._used = used
+        self._index: Tensor | None = None
+
+    def index(self, device: torch.device, pieces: int) -> Tensor:
+        """Per row of the batch: 0 for the source, else one more than the place among the used."""
+        if self._index is None or self._index.device != device:
+            self._index = torch.tensor(self._rows, device=device)
+        return self._index.repeat_interleave(pieces) if pieces > 1 else self._index
+
+    def block(self, number: int, tokens: Tensor, pieces: int) -> Tensor:
+        """Tokens after a block, moved by each image's map."""
+        if self.make is not None:
+            return self.make(number, tokens)(tokens)
+        if self.single is not None:
+            maps = self.experts[self.single].maps
+            return maps[number](tokens) if maps else tokens
+        found = [e.maps[number] if e.maps else None for e in (self.experts[u] for u in self._used)]
+        known = next((one for one in found if one is not None), None)
+        if known is None:
+            return tokens
+        index = self.index(tokens.device, pieces)
+        stacked = (
+            _stacked([None if one is None else one.tensors()[part] for one in found], like)[index]
+            for part, like in enumerate(known.tensors())
+        )
+        return BlockMap(*stacked)(tokens)
+
+    def branch(self, number: int, z: Tensor, pieces: int) -> Tensor | None:
+        """What the learned branches add to a feed-forward network's output; None for nothing."""
+        if self.single is not None:
+            own = self.experts[self.single].branches
+            both = [b[number] for b in (self.shared, own) if b]
+            if not both:
+                return None
+            down = torch.cat([one.down for one in both], 1)
+            return SCALE * Branch(down, torch.cat([one.up for one in both], 0))(z)
+        return self._mixed_branch(number, z, pieces)
+
+    def _mixed_branch(self, number: int, z: Tensor, pieces: int) -> Tensor | None:
+        found = [self.experts[u].branches for u in self._used]
+        known = next((one[number] for one in found if one), None)
+        if known is None and not self.shared:
+            return None
+        index = self.index(z.device, pieces)
+        tokens = z.reshape(len(z), -1, z.shape[-1])
+        total = torch.zeros_like(tokens)
+        if self.shared:
+            total = self.shared[number](tokens) * (index > 0).to(z.dtype)[:, None, None]
+        if known is not None:
+            downs = _stacked([one[number].down if one else None for one in found], known.down)
+            ups = _stacked([one[number].up if one else None for one in found], known.up)
+            total = total + Branch(downs[index], ups[index])(tokens)
+        return SCALE * total.reshape(z.shape)
+
+
+def _stacked(tensors: Sequence[Tensor | None], like: Tensor) -> Tensor:
+    """Zeros for the source first, then one entry each; None is zeros too."""
+    zero = torch.zeros_like(like)
+    return torch.stack([zero, *(zero if one is None else one for one in tensors)])
+
+
+_PASS: ContextVar[tuple[object, Pass] | None] = ContextVar("ostinato-pass", default=None)
+
+
+class Hooks:
+    """The places in a model where experts act.
+
+    Args:
+        model: gets hooks, and nothing else; `remove` takes them off.
+        targets: feed-forward networks for learned branches; None finds them.
+
+    Attributes:
+        blocks: how many blocks there are.
+        prefix: tokens that stand before an image's own.
+        widths: per feed-forward network, its name and width.
+    """
+
+    def __init__(self, model: nn.Module, targets: Targets = None) -> None:
+        blocks = find_blocks(model)
+        feeds = find_targets(model, targets)
+        self.blocks, self.prefix = len(blocks), prefix_tokens(model)
+        self.widths = [(target.name, target.dim) for target in feeds]
+        self._viewed = [module for module in model.modules() if isinstance(module, Viewed)]
+        self._handles: list[Any] = []
+        for number, block in enumerate(blocks.values()):
+            self._handles.append(block.register_forward_hook(partial(self._after_block, number)))
+        for number, target in enumerate(feeds):
+            self._handles.append(
+                target.module.register_forward_hook(partial(self._after_feed, number))
+            )
+
+    def remove(self) -> None:
+        """Take every hook off."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    @contextmanager
+    def open(self, now: Pass) -> Iterator[None]:
+        """Inside, forwards of this thread go by this pass."""
+        token = _PASS.set((self, now))
+        try:
+            yield
+        finally:
+            _PASS.reset(token)
+
+    def _now(self) -> Pass | None:
+        found = _PASS.get()
+        if found is None or found[0] is not self or found[1].idle:
+            return None
+        return found[1]
+
+    def _pieces(self) -> int:
+        count = 1
+        for viewed in self._viewed:
+            count *= viewed.pieces
+        return count
+
+    def _after_block(self, number: int, module: nn.Module, inputs: Any, output: Any) -> Any:
+        now = self._now()
+        if now is None:
+            return None
+        opened = open_tokens(output, self.prefix)
+        if opened is None:
+            raise TargetError(
+                f"Block {number} gives {type(output).__name__}, no (batch, tokens, features)."
+            )
+        tokens, put_back = opened
+        tokens = now.block(number, tokens, self._pieces())
+        if now.keep is not None:
+            now.features.append(now.keep(tokens))
+        return put_back(tokens)
+
+    def _after_feed(self, number: int, module: nn.Module, inputs: Any, output: Any) -> Any:
+        now = self._now()
+        if now is None:
+            return None
+        added = now.branch(number, output, self._pieces())
+        return None if added is None else output + added.to(output.dtype)

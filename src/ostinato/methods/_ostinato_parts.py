@@ -1,0 +1,110 @@
+"""What the method keeps for each domain, what it publishes, and its settings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from ostinato.domains.router import View
+from ostinato.experts.flat import FlatBranches
+from ostinato.experts.routed import Branch, Expert
+from ostinato.methods.contract import MethodConfig
+from ostinato.ops.moments import BlockMap
+
+
+class OstinatoConfig(MethodConfig):
+    """Settings of the method; the presets differ in `learn` alone."""
+
+    lr: float = Field(2e-3, gt=0, description="learning rate of a branch's first update")
+    weight_decay: float = Field(0.05, ge=0, description="weight decay")
+    learn: bool = Field(True, description="refine experts by gradients, on top of their maps")
+    count_in: bool = Field(True, description="let a batch's own images shape the answer to it")
+    shares: tuple[float, ...] = Field(
+        (0.1, 0.2, 0.3), min_length=1, description="shares that a map may move tokens by"
+    )
+    shared_rank: int = Field(64, ge=1, description="rank of the learned shared branch")
+    domain_rank: int = Field(32, ge=1, description="rank of a domain's learned branch")
+    entropy: float = Field(0.4, ge=0, description="weight of confident entropy beside alignment")
+    kappa: float = Field(0.4, gt=0, description="entropy, in ln C, above which nothing is learned")
+    settle: float = Field(10.0, gt=0, description="updates after which a rate has halved")
+    micro: int = Field(50, ge=2, description="images of a domain that an update rests on")
+    enough: int = Field(20, ge=4, description="images of one piece that found a domain")
+    apart: float = Field(5.5, gt=0, description="deviations between two domains")
+    max_domains: int = Field(32, ge=2, description="domains that are kept, beside the source")
+    buffer: int = Field(128, ge=8, description="latest images of a domain that maps are made from")
+    buffer_mb: float = Field(512.0, gt=0, description="megabytes that all buffers may take")
+
+
+@dataclass
+class Domain:
+    """One domain's expert in the making.
+
+    Attributes:
+        images: distinct images seen.
+        due: the count of images at which its maps are made next.
+        maps: one a block; empty while the source answers.
+        share: what its maps move tokens by; 0 while the source answers.
+        branches: what it has learned, once it learns.
+        recent: latest images, uint8, oldest first.
+        waiting: how many of the latest have not been learned from.
+        variety: entropy of the mean answer that its maps alone give; learned answers keep near it.
+        used: the last update of the state in which it had an image.
+    """
+
+    due: int
+    images: int = 0
+    maps: tuple[BlockMap, ...] = ()
+    share: float = 0.0
+    branches: FlatBranches | None = None
+    recent: list[Tensor] = field(default_factory=list)
+    waiting: int = 0
+    used: int = 0
+    variety: float = 0.0
+
+    def add(self, images: list[Tensor], bound: int) -> None:
+        """Keep new images, at most `bound` of the latest."""
+        self.images += len(images)
+        self.recent = (self.recent + images)[-bound:]
+        self.waiting = min(self.waiting + len(images), bound)
+
+    def made(self) -> None:
+        """The maps were made: wait for twice as many images, later four times as many."""
+        self.due = max(self.due, self.images)
+        self.due *= 2 if self.due < 200 else 4
+
+    def expert(self) -> Expert:
+        """What is published of it."""
+        learned = self.branches.published() if self.branches and self.maps else ()
+        return Expert(self.maps, learned)
+
+
+@dataclass(frozen=True)
+class Version:
+    """A published state; nothing in it changes any more.
+
+    Attributes:
+        number: counts the versions of this method.
+        view: what routing needs.
+        experts: by domain.
+        shared: the learned branches that domains share.
+        shares: by domain, what its maps move tokens by; its trust.
+    """
+
+    number: int
+    view: View
+    experts: Mapping[int, Expert] = field(default_factory=dict)
+    shared: tuple[Branch, ...] = ()
+    shares: Mapping[int, float] = field(default_factory=dict)
+
+
+PRESETS: dict[str, dict[str, Any]] = {"robust": {"learn": True}, "forward-only": {"learn": False}}
+
+
+def to_levels(pixels: Tensor) -> Tensor:
+    """Pixels in [0, 1] as uint8, for buffers."""
+    return (pixels.detach() * 255).round().clamp(0, 255).to(torch.uint8)

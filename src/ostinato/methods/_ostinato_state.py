@@ -1,0 +1,153 @@
+"""The domains with everything they keep, as something that can be saved, loaded and reset."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ostinato.errors import StateError
+from ostinato.experts.flat import FlatBranches
+from ostinato.methods._ostinato_parts import Domain, OstinatoConfig
+from ostinato.ops.moments import BlockMap
+from ostinato.ops.snapshot import State
+
+PARTS = ("scale", "down", "up", "shift", "prefix")
+NUMBERS = ("due", "images", "share", "waiting", "used", "variety")
+
+
+class DomainBank:
+    """All domains, the shared branches, and the latest images whatever their domain.
+
+    Args:
+        branches: makes new branches for a label.
+        config: the method's settings.
+        changed: called after a state was taken over.
+    """
+
+    def __init__(
+        self,
+        branches: Callable[[object], FlatBranches],
+        config: OstinatoConfig,
+        changed: Callable[[], None],
+    ) -> None:
+        self._branches, self.config, self._changed = branches, config, changed
+        self._clear()
+
+    def _clear(self) -> None:
+        self.shared = self._branches("shared")
+        self.domains: dict[int, Domain] = {}
+        self.latest: list[Tensor] = []
+        self.updates = 0
+        self.good: State | None = None  # the shared branches when answers were last sound
+
+    def number(self, domain: Domain) -> int:
+        """The id of a domain."""
+        return next(number for number, one in self.domains.items() if one is domain)
+
+    # What arrives.
+
+    def keep(self, images: list[Tensor]) -> None:
+        """Keep the latest images, which may turn out to be a new domain's."""
+        self.latest = (self.latest + images)[-self.config.buffer :]
+
+    def found(self, number: int, owners: Tensor) -> None:
+        """A new domain, with those of the latest images that are its own.
+
+        Args:
+            number: its id.
+            owners: the router's, of which the last ones are the latest images'.
+        """
+        domain = self.domains[number] = Domain(due=self.config.enough)
+        mine = owners[-len(self.latest) :].tolist()
+        own = [image for image, owner in zip(self.latest, mine, strict=True) if owner == number]
+        domain.add(own, self.config.buffer)
+
+    def add(self, number: int, images: list[Tensor], *, counted: bool) -> None:
+        """A domain's images of a batch; a domain that the batch founded has them already."""
+        domain = self.domains[number]
+        self.updates += 1
+        domain.used = self.updates
+        if not counted:
+            domain.add(images, self.config.buffer)
+            self._bound()
+
+    def _bound(self) -> None:
+        """Drop buffers of domains used longest ago while all take more than is allowed."""
+        allowed = self.config.buffer_mb * 2**20
+        for domain in sorted(self.domains.values(), key=lambda one: one.used)[:-1]:
+            total = sum(image.numel() for one in self.domains.values() for image in one.recent)
+            if total <= allowed:
+                return
+            domain.recent, domain.waiting = [], 0
+
+    def merge(self, gone: int, into: int) -> None:
+        """One domain becomes part of another, whose expert stays unless it has none."""
+        old = self.domains.pop(gone, None)
+        if old is None:
+            return
+        kept = self.domains.get(into)
+        if kept is None:
+            return
+        kept.images += old.images
+        if not kept.maps and old.maps:
+            kept.maps, kept.share, kept.branches = old.maps, old.share, old.branches
+        kept.recent = (old.recent + kept.recent)[-self.config.buffer :]
+
+    # State.
+
+    def export_state(self) -> State:
+        """Experts, counts and buffers."""
+        parts = {"shared": self.shared.export_state()}
+        for number, domain in self.domains.items():
+            tensors = {
+                f"maps.{part}.{block}": tensor
+                for block, one in enumerate(domain.maps)
+                for part, tensor in zip(PARTS, one.tensors(), strict=True)
+            }
+            values: dict[str, Any] = {
+                name: getattr(domain, name)
+                for name in ("due", "images", "share", "waiting", "used")
+            }
+            values["blocks"] = len(domain.maps)
+            if domain.recent:
+                tensors["recent"] = torch.stack(domain.recent)
+            whole = State(tensors, values)
+            if domain.branches is not None:
+                inner = State.join({"branches": domain.branches.export_state()})
+                whole = State(tensors | inner.tensors, values | inner.values)
+            parts[str(number)] = whole
+        state = State.join(parts)
+        if self.latest:
+            state.tensors["latest"] = torch.stack(self.latest)
+        state.values["bank"] = {"domains": list(self.domains), "updates": self.updates}
+        return state
+
+    def import_state(self, state: State) -> None:
+        """Become what `export_state` described."""
+        known = state.values.get("bank")
+        if known is None:
+            raise StateError("The state has no domains of this method.")
+        self._clear()
+        self.shared.import_state(state.part("shared"))
+        for number in known["domains"]:
+            self.domains[int(number)] = self._read(int(number), state.part(str(number)))
+        self.latest = list(state.tensors.get("latest", torch.empty(0)))
+        self.updates = int(known["updates"])
+        self._changed()
+
+    def _read(self, number: int, part: State) -> Domain:
+        values = dict(part.values)
+        maps = tuple(
+            BlockMap(*(part.tensors[f"maps.{name}.{block}"].clone() for name in PARTS))
+            for block in range(int(values.pop("blocks")))
+        )
+        learned = values.pop("branches", None)
+        domain = Domain(**values, maps=maps)
+        domain.recent = list(part.tensors.get("recent", torch.empty(0)))
+        if learned is not None:
+            domain.branches = self._branches(number)
+            domain.branches.import_state(part.part("branches"))
+        return domain

@@ -1,0 +1,492 @@
+"""Ostinato's own method: route each image, move its tokens towards the source's, learn on top.
+
+Every image goes to the source, to a domain met before or to a new one (`domains.router`). A
+domain's expert is first of all a map: mean and covariance of its tokens after each block are moved
+a share of the way to the source's. Which share, down to none, is decided by how sure the model is
+of its answers: that is the expert's trust, and where the source is surest, the source answers. On
+top of a trusted map low-rank branches learn from confident predictions, at a rate that falls with
+every update.
+
+`predict` answers from a published version and queues what it saw; `learn` takes the queue in and
+publishes the next version; calling the method does both.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ostinato.domains.router import SOURCE, Change, Router
+from ostinato.domains.texture import Texture
+from ostinato.errors import MissingResource
+from ostinato.experts.flat import FlatBranches
+from ostinato.experts.routed import Branch, Expert, Hooks, Pass
+from ostinato.methods._ostinato_parts import (
+    PRESETS,
+    Domain,
+    OstinatoConfig,
+    Version,
+    to_levels,
+)
+from ostinato.methods._ostinato_state import DomainBank
+from ostinato.methods.base import Input, Method, MethodInfo
+from ostinato.methods.contract import MethodConfig, Need
+from ostinato.ops.features import pool_tokens
+from ostinato.ops.losses import (
+    distribution_entropy,
+    entropy_threshold,
+    flatten_logits,
+    softmax_entropy,
+)
+from ostinato.ops.moments import BlockMap, block_map, map_rank, token_moments
+from ostinato.ops.statistics import alignment, check_fits
+from ostinato.registry import METHODS
+from ostinato.types import Decision, StepOutput
+
+TOLERANCE = 0.01
+"""Entropy, in ln C, by which a map may be less sure than the source and still be trusted."""
+CHANCE = 0.25
+"""Standard errors of that difference that count against a map."""
+NOVELTY = 0.15
+"""How much of what a map adds to the variety of answers counts against it: with few classes in
+view, a map that moves them towards the source's many makes answers more varied, and wrong."""
+KEEP = 0.7
+"""Share of the variety of its maps' answers that a domain's learned answers must keep."""
+TRIALS = 150
+"""Images up to which every share is tried whenever maps are made."""
+
+
+@METHODS.register("ostinato")
+class Ostinato(Method):
+    """Per-image routing, experts from moments, learning on top.
+
+    >>> import timm
+    >>> from ostinato import adapt, collect_statistics
+    >>> vit = timm.create_model("test_vit", num_classes=10)
+    >>> clean = torch.rand(40, 3, 160, 160)
+    >>> adapted = adapt(vit, statistics=collect_statistics(vit, clean))
+    >>> adapted(torch.rand(4, 3, 160, 160)).shape, adapted.last.domain
+    (torch.Size([4, 10]), 0)
+    """
+
+    name = "ostinato"
+    Config = OstinatoConfig
+    config: OstinatoConfig
+    info = MethodInfo(
+        title="Ostinato",
+        paper="this project, after Zhao et al., AAAI 2026 and PEA, ICLR 2026",
+        trains="a shared low-rank branch and the images' domains'; maps follow from moments",
+        predicts="before",
+        tasks=frozenset({"classification", "segmentation"}),
+        needs=frozenset({"source statistics"}),
+        differences="none: this is its release",
+    )
+    presets = PRESETS
+
+    @classmethod
+    def needs(cls, config: MethodConfig) -> frozenset[Need]:
+        """Statistics of clean images."""
+        return frozenset({"source statistics"})
+
+    def configure(self) -> None:
+        """Put hooks into the model, and set up routing and domains."""
+        statistics = self.resources.statistics
+        assert statistics is not None
+        if not statistics.tokens or statistics.content is None:
+            raise MissingResource(
+                "These source statistics hold no moments of tokens: they were made by version 0.1, "
+                "or the model's blocks give no tokens. Collect them anew with "
+                "ostinato.collect_statistics(model, clean_images)."
+            )
+        self.hooks = Hooks(self.model.base, self.targets)
+        check_fits(statistics, self.hooks.blocks, self.fingerprint)
+        self.statistics = statistics.to(self.model.device)
+        self.describe = Texture()
+        config = self.config
+        self.router = self.track(
+            "router",
+            Router(
+                statistics.content,
+                enough=config.enough,
+                apart=config.apart,
+                limit=config.max_domains,
+            ),
+        )
+        self.bank = self.track("bank", DomainBank(self._new_branches, config, self._republish))
+        self.queue: list[tuple[Tensor, Tensor, Tensor | None]] = []
+        self.version = Version(0, self.router.view())
+
+    # One batch.
+
+    def advance(self, batch: Input) -> StepOutput:
+        """Answer a batch and learn from it, in parts of `micro` images."""
+        parts = [self._advance(part) for part in _parts(batch, self.config.micro)]
+        self.counters["steps"] += 1
+        self.counters["size"] = list(batch.pixels.shape[-2:])
+        return _joined(parts)
+
+    def _advance(self, batch: Input) -> StepOutput:
+        described = self.describe(batch.pixels)
+        if not self.config.count_in:
+            output = self._answer(batch, described)
+            self._take_in(batch.pixels, described, batch.classes)
+            return replace(output, updated=self._learn_waiting(batch.classes))
+        change = self._take_in(batch.pixels, described, batch.classes)
+        ready = self._ready(change.owners)
+        if ready is None:
+            output = self._answer(batch, described, change)
+            return replace(output, updated=self._learn_waiting(batch.classes))
+        return self._answer_and_learn(batch, described, change, ready)
+
+    def _answer(self, batch: Input, described: Tensor, change: Change | None = None) -> StepOutput:
+        version = self.version
+        verdict = version.view.decide(self.router.content.standard(described))
+        owners = verdict.owners() if change is None else change.owners
+        with torch.no_grad(), self.autocast():
+            logits = self._forward(batch, version, owners)
+        return self._output(logits, version, owners, verdict.distance, change)
+
+    def _forward(self, batch: Input, version: Version, owners: Sequence[int]) -> Tensor:
+        present = [d for d in dict.fromkeys(owners) if version.shares.get(d, 0.0) > 0]
+        rows = {domain: row for row, domain in enumerate(present)}
+        now = Pass(
+            [rows.get(owner) for owner in owners],
+            [version.experts[domain] for domain in present],
+            version.shared,
+        )
+        with self.hooks.open(now):
+            return self.logits(batch)
+
+    def _output(
+        self,
+        logits: Tensor,
+        version: Version,
+        owners: Sequence[int],
+        distance: Tensor,
+        change: Change | None,
+    ) -> StepOutput:
+        founded = set(change.founded) if change is not None else set()
+        usual = Counter(owners).most_common(1)[0][0]
+        decision = Decision(
+            domain=usual,
+            is_new=usual in founded,
+            distance=float(distance.mean()),
+            threshold=3.0,
+            evidence=len(owners),
+            per_sample=tuple(owners),
+        )
+        return StepOutput(
+            logits=logits.detach().float(),
+            decision=decision,
+            used=len(owners),
+            events=tuple(self.events),
+            version=version.number,
+            trust=tuple(version.shares.get(owner, 0.0) for owner in owners),
+        )
+
+    # Taking in.
+
+    def _take_in(self, pixels: Tensor, described: Tensor, classes: Tensor | None) -> Change:
+        """Routing learns the batch, domains get its images, due maps are made; publishes."""
+        self.events = []
+        change = self.router.observe(described)
+        levels = to_levels(pixels)
+        self.bank.keep([image for image, new in zip(levels, change.known, strict=True) if new])
+        for gone, into in change.merged:
+            self.bank.merge(gone, into)
+            self.events.append(f"merged domain {gone} into {into}")
+        for domain in change.founded:
+            self.bank.found(domain, self.router.owner)
+            self.events.append(f"founded domain {domain}")
+        for domain in dict.fromkeys(change.owners):
+            if domain == SOURCE:
+                continue
+            mine = zip(levels, change.owners, change.known, strict=True)
+            fresh = [image for image, owner, new in mine if owner == domain and new]
+            self.bank.add(domain, fresh, counted=domain in change.founded)
+        for domain in dict.fromkeys(change.owners):
+            if (
+                domain != SOURCE
+                and self.bank.domains[domain].images >= self.bank.domains[domain].due
+            ):
+                self._make_maps(self.bank.domains[domain], classes)
+        self._republish()
+        return change
+
+    def _make_maps(self, domain: Domain, classes: Tensor | None) -> None:
+        """Make a domain's maps anew; the surest answers decide whether and how far they act.
+
+        Judged without what was learned, since learning makes answers sure whether they are right
+        or not. The source wins unless something is surer, or as good as.
+        """
+        batch = Input(torch.stack(domain.recent).float() / 255, classes)
+        source = self._probabilities(batch, None)
+        early = domain.images < TRIALS or domain.share == 0
+        tried: list[tuple[float, float, tuple[BlockMap, ...], Tensor]] = []
+        tried.append((TOLERANCE, 0.0, (), source))
+        if domain.maps:
+            answers = self._probabilities(batch, Expert(domain.maps))
+            tried.append((doubt(answers, source), domain.share, domain.maps, answers))
+        for share in self.config.shares if early else (domain.share,):
+            made: list[BlockMap] = []
+            answers = self._probabilities(batch, Expert(), made, share)
+            tried.append((doubt(answers, source), share, tuple(made), answers))
+        _, domain.share, domain.maps, answers = min(tried, key=lambda one: one[0])
+        domain.variety = float(distribution_entropy(answers[-self.config.micro :].mean(0)))
+        if domain.branches is not None and domain.maps:
+            made = []  # moments belong to what feeds them: once more, with what was learned
+            learned = Expert((), domain.branches.branches())
+            self._probabilities(batch, learned, made, domain.share)
+            domain.maps = tuple(made)
+        domain.made()
+
+    def _probabilities(
+        self,
+        batch: Input,
+        expert: Expert | None,
+        made: list[BlockMap] | None = None,
+        share: float = 0.0,
+    ) -> Tensor:
+        """Answers as (items, C); where a list is given, maps are made on the way into it."""
+
+        def make(number: int, tokens: Tensor) -> BlockMap:
+            found = token_moments(tokens, self.hooks.prefix)
+            one = block_map(self.statistics.tokens[number], found, share)
+            assert made is not None
+            made.append(one)
+            return one
+
+        owners = [None if expert is None else 0] * len(batch)
+        shared = self.version.shared if expert is not None and expert.branches else ()
+        now = Pass(owners, [expert or Expert()], shared, None if made is None else make)
+        with torch.no_grad(), self.autocast(), self.hooks.open(now):
+            logits = self.logits(batch)
+        return flatten_logits(logits).float().softmax(1)
+
+    # Learning.
+
+    def _ready(self, owners: Sequence[int]) -> Domain | None:
+        """The domain that a part of a batch may teach at once: all its images are that domain's."""
+        if len(set(owners)) != 1 or len(owners) < self.config.micro // 2:
+            return None
+        domain = self.bank.domains.get(owners[0])
+        return domain if domain is not None and self._may_learn(domain) else None
+
+    def _may_learn(self, domain: Domain) -> bool:
+        return self.config.learn and bool(domain.maps) and domain.images > 2 * self.config.micro
+
+    def _answer_and_learn(
+        self, batch: Input, described: Tensor, change: Change, domain: Domain
+    ) -> StepOutput:
+        distance = self.version.view.decide(self.router.content.standard(described)).distance
+        version = self.version
+        logits, loss, updated = self._step(batch, domain)
+        domain.waiting = 0
+        self._republish()
+        output = self._output(logits, version, change.owners, distance, change)
+        return replace(output, loss=loss, updated=updated)
+
+    def _learn_waiting(self, classes: Tensor | None) -> bool:
+        """Steps of every domain that has a micro-batch of images it has not learned from."""
+        moved = False
+        for domain in self.bank.domains.values():
+            count = min(self.config.micro, self.config.buffer)
+            if domain.waiting >= count and self._may_learn(domain):
+                pixels = torch.stack(domain.recent[-count:]).float() / 255
+                domain.waiting = 0
+                moved |= self._step(Input(pixels, classes), domain)[2]
+        if moved:
+            self._republish()
+        return moved
+
+    def _step(self, batch: Input, domain: Domain) -> tuple[Tensor, float | None, bool]:
+        """One update of the domain's branches and the shared ones; logits from before it."""
+        if domain.branches is None:
+            domain.branches = self._new_branches(self.bank.number(domain))
+        groups = [self.bank.shared, domain.branches]
+        leaves = [group.value.clone().requires_grad_() for group in groups]
+        shared, own = (g.branches(leaf) for g, leaf in zip(groups, leaves, strict=True))
+        pool = partial(pool_tokens, class_token=self.hooks.prefix > 0)
+        now = Pass([0] * len(batch), [Expert(domain.maps, own)], shared, keep=pool)
+        with torch.enable_grad(), self.autocast(), self.hooks.open(now):
+            logits = self.logits(batch)
+            if logits.ndim > 2:
+                return logits, None, False  # per pixel, entropy undoes what the maps gained
+            loss = self._loss(logits, now.features)
+        if not self._sound(logits, domain):
+            return logits, float(loss.detach()), False
+        grads = torch.autograd.grad(loss, leaves)
+        if not all(bool(grad.isfinite().all()) for grad in grads):
+            return logits, None, False
+        for group, grad in zip(groups, grads, strict=True):
+            pace = self.config.lr / (1 + group.updates / self.config.settle)
+            group.step(grad, lr=pace, weight_decay=self.config.weight_decay)
+        return logits, float(loss.detach()), True
+
+    def _loss(self, logits: Tensor, features: list[Tensor]) -> Tensor:
+        """Alignment of features with the source's, and entropy of confident predictions."""
+        entropy = softmax_entropy(logits)
+        threshold = entropy_threshold(self.config.kappa, logits.shape[1])
+        weight = (entropy.detach() < threshold) * torch.exp(threshold - entropy.detach())
+        sharp = (entropy * weight).sum() / len(entropy)
+        found = [(feature.float().mean(0), feature.float().std(0)) for feature in features]
+        return alignment(found, self.statistics) + self.config.entropy * sharp
+
+    def _sound(self, logits: Tensor, domain: Domain) -> bool:
+        """Whether learned answers are as varied as the maps' alone; if not, nothing learned stays.
+
+        Entropy is what learning lowers, so it cannot tell when that goes wrong. A model that says
+        the same of everything is sure of it, but its mean answer is not that of its maps.
+        """
+        variety = float(distribution_entropy(logits.detach().float().softmax(1).mean(0)))
+        if variety >= KEEP * domain.variety:
+            self.bank.good = self.bank.shared.export_state().clone()
+            return True
+        domain.branches = None
+        if self.bank.good is not None:
+            self.bank.shared.import_state(self.bank.good)
+        self.events.append(f"rolled back domain {self.bank.number(domain)}")
+        return False
+
+    def _new_branches(self, label: object) -> FlatBranches:
+        rank = self.config.shared_rank if label == "shared" else self.config.domain_rank
+        return FlatBranches(self.hooks.widths, rank, self.config.seed, label, self.model.device)
+
+    # Publishing.
+
+    def _republish(self) -> None:
+        """Make what is known now the version that answers."""
+        shared: tuple[Branch, ...] = ()
+        if self.bank.shared.updates:
+            shared = self.bank.shared.published()
+        self.version = Version(
+            self.version.number + 1,
+            self.router.view(),
+            {number: domain.expert() for number, domain in self.bank.domains.items()},
+            shared,
+            {number: domain.share for number, domain in self.bank.domains.items()},
+        )
+
+    # The rest.
+
+    def respond(self, batch: Input) -> StepOutput:
+        """Answer from the published version, without waiting for whoever learns; queue."""
+        described = self.describe(batch.pixels)
+        output = self._answer(batch, described)
+        if not self._frozen:
+            self.queue.append((to_levels(batch.pixels), described, batch.classes))
+            del self.queue[: -self.config.buffer]
+        return output
+
+    def learn(self) -> bool:
+        """Take in what `predict` queued, and publish; whether anything was learned."""
+        self._refuse_detached()
+        moved = False
+        with self._lock, torch.inference_mode(False), torch.enable_grad():
+            while self.queue:
+                levels, described, classes = self.queue.pop(0)
+                self._take_in(levels.float() / 255, described, classes)
+                moved |= self._learn_waiting(classes)
+        return moved
+
+    def source_logits(self, batch: Input) -> Tensor:
+        """What the source model says: a forward without experts."""
+        with torch.no_grad(), self.autocast():
+            return self.logits(batch).detach().float()
+
+    def release(self) -> None:
+        """Take the hooks off."""
+        if hasattr(self, "hooks"):
+            self.hooks.remove()
+
+    def trained(self) -> int:
+        """Shared branch and one domain's, where it learns."""
+        if not self.config.learn:
+            return 0
+        ranks = self.config.shared_rank + self.config.domain_rank
+        return sum(2 * width * ranks for _, width in self.hooks.widths)
+
+    def added(self, domains: int = 1) -> int:
+        """Maps and branches of so many domains, and the shared branch."""
+        config = self.config
+        widths = [block.mean.numel() for block in self.statistics.tokens]
+        maps = sum((2 if map_rank(w) < w else 1) * w * map_rank(w) + 2 * w for w in widths)
+        own = shared = 0
+        if config.learn:
+            own = sum(2 * width * config.domain_rank for _, width in self.hooks.widths)
+            shared = sum(2 * width * config.shared_rank for _, width in self.hooks.widths)
+        return shared + domains * (maps + own)
+
+    def details(self) -> list[str]:
+        """Domains so far with their trust, and what they take."""
+        count = len(self.bank.domains)
+        bound = self.added(self.config.max_domains) * 4 / 2**20
+        return [
+            f"  domains so far   {count} of at most {self.config.max_domains}",
+            f"  memory           at most {bound:.0f} MB of experts and "
+            f"{self.config.buffer_mb:.0f} MB of latest images",
+            *(f"  statistics       {doubt}" for doubt in self.statistics.doubts()),
+        ]
+
+    @classmethod
+    def scaled(cls, config: Any, factor: float) -> dict[str, Any]:
+        """Nothing to scale where nothing is learned."""
+        return super().scaled(config, factor) if config.learn else {}
+
+
+def doubt(answers: Tensor, source: Tensor) -> float:
+    """How much less sure answers are than the source's, in ln C; below `TOLERANCE` is trusted.
+
+    The mean difference of entropies, what chance leaves open, and a part of what was added to the
+    entropy of the mean answer.
+
+    Args:
+        answers: (items, C) probabilities.
+        source: the source's, of the same items.
+
+    >>> sure, unsure = torch.tensor([[0.99, 0.01]] * 4), torch.tensor([[0.6, 0.4]] * 4)
+    >>> doubt(sure, unsure) < 0 < doubt(unsure, sure)
+    True
+    """
+    more = torch.special.entr(answers).sum(1) - torch.special.entr(source).sum(1)
+    chance = more.std() / math.sqrt(max(len(more) - 1, 1))
+    added = distribution_entropy(answers.mean(0)) - distribution_entropy(source.mean(0))
+    total = more.mean() + CHANCE * chance + NOVELTY * added.clamp_min(0)
+    return float(total) / math.log(answers.shape[1])
+
+
+def _parts(batch: Input, size: int) -> list[Input]:
+    """The batch in parts of about `size` images, none much smaller than the others."""
+    count = max(1, round(len(batch) / size))
+    return [replace(batch, pixels=part) for part in batch.pixels.tensor_split(count)]
+
+
+def _joined(parts: list[StepOutput]) -> StepOutput:
+    if len(parts) == 1:
+        return parts[0]
+    last, decisions = parts[-1], [part.decision for part in parts if part.decision is not None]
+    owners = tuple(owner for one in decisions for owner in one.per_sample or ())
+    usual = Counter(owners).most_common(1)[0][0]
+    decision = replace(
+        decisions[-1],
+        domain=usual,
+        is_new=any(one.is_new and one.domain == usual for one in decisions),
+        evidence=len(owners),
+        per_sample=owners,
+    )
+    return replace(
+        last,
+        logits=torch.cat([part.logits for part in parts]),
+        decision=decision,
+        used=len(owners),
+        updated=any(part.updated for part in parts),
+        events=tuple(event for part in parts for event in part.events),
+        trust=tuple(value for part in parts for value in part.trust),
+    )
