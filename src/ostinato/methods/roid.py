@@ -67,7 +67,7 @@ class Roid(Method):
         loss = (weights * soft_likelihood_ratio(logits)).sum() / len(batch)
         if self.config.consistency:
             chosen = weights > 0
-            view = cotta_view(batch.pixels, self.random.generator, strong=False)[chosen]
+            view = roid_view(batch.pixels, self.random.generator)[chosen]
             distance = symmetric_cross_entropy(self.logits(batch, view), logits[chosen])
             loss = loss + (weights[chosen] * distance).sum() / len(batch)
         corrected = correct_prior(logits.detach()) if self.config.prior_correction else logits
@@ -82,6 +82,11 @@ class Roid(Method):
             source = [self.weights.source[name] for name in self.weights.parameters]
             torch._foreach_lerp_(adapted, source, 1 - self.config.ensemble)
         return moved
+
+
+def roid_view(pixels: Tensor, generator: torch.Generator) -> Tensor:
+    """The release's view: strong jitter, what moves in is mirrored, neither blur nor noise."""
+    return cotta_view(pixels, generator, padding="reflect", grain=False)
 
 
 def soft_likelihood_ratio(logits: Tensor, clip: float = 0.99) -> Tensor:
