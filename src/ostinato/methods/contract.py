@@ -54,6 +54,7 @@ class MethodConfig(Config):
     lr: float = Field(1e-3, ge=0, description="learning rate")
     weight_decay: float = Field(0.0, ge=0, description="weight decay")
     momentum: float = Field(0.9, ge=0, lt=1, description="momentum, for sgd")
+    nesterov: bool = Field(False, description="Nesterov's form of the momentum, for sgd")
     steps: int = Field(1, ge=1, description="updates per batch")
     total_steps: int | None = Field(
         None, ge=1, description="length of the stream, for cosine annealing; constant without"

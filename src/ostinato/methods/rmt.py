@@ -27,6 +27,7 @@ class RmtConfig(MethodConfig):
 
     optimizer: OptimizerName = Field("sgd", description="adam, adamw or sgd")
     lr: float = Field(1e-4, ge=0, description="learning rate")
+    nesterov: bool = Field(True, description="Nesterov's form of the momentum, for sgd")
     ema: float = Field(0.999, ge=0, le=1, description="share of itself the teacher keeps")
     contrast: float = Field(1.0, ge=0, description="weight of the pull towards prototypes")
     temperature: float = Field(0.1, gt=0, description="of the contrastive loss")

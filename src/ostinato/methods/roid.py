@@ -22,6 +22,7 @@ class RoidConfig(MethodConfig):
 
     optimizer: OptimizerName = Field("sgd", description="adam, adamw or sgd")
     lr: float = Field(2.5e-4, ge=0, description="learning rate")
+    nesterov: bool = Field(True, description="Nesterov's form of the momentum, for sgd")
     temperature: float = Field(1 / 3, gt=0, description="of the sample weights")
     ensemble: float = Field(0.99, ge=0, le=1, description="share of the adapted weights kept")
     mean_momentum: float = Field(0.9, ge=0, le=1, description="of the mean prediction")

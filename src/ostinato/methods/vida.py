@@ -29,6 +29,7 @@ class VidaConfig(MethodConfig):
     optimizer: OptimizerName = Field("sgd", description="adam, adamw or sgd")
     lr: float = Field(5e-7, ge=0, description="learning rate of the model")
     adapter_lr: float = Field(2e-7, ge=0, description="learning rate of the adapters")
+    nesterov: bool = Field(True, description="Nesterov's form of the momentum, for sgd")
     low_rank: int = Field(1, ge=1, description="rank of the domain-specific adapters")
     high_rank: int = Field(128, ge=1, description="rank of the domain-agnostic adapters")
     ema: float = Field(0.999, ge=0, le=1, description="share the teacher's model keeps")
@@ -127,7 +128,11 @@ class Vida(Method):
             take_over(added, self.resources.prepared)
         self.adapter_weights = self.track("adapters", Weights(added))
         self.adapter_optimizer = make_optimizer(
-            config.optimizer, list(added.values()), lr=config.adapter_lr, momentum=config.momentum
+            config.optimizer,
+            list(added.values()),
+            lr=config.adapter_lr,
+            momentum=config.momentum,
+            nesterov=config.nesterov,
         )
         self.track("adapter optimizer", OptimizerState(self.adapter_optimizer))
         mine = self.trainable()
