@@ -31,6 +31,8 @@ class MethodInfo:
         predicts: "before" the update, "after" it, the "last" of several steps, the "teacher".
         tasks: what it can be used for.
         needs: help beyond the unlabeled stream.
+        setting: what its usual settings were chosen for: data, architecture, and by whom where
+            that was not its authors.
         differences: from its authors' release, in words.
     """
 
@@ -40,6 +42,7 @@ class MethodInfo:
     predicts: Predicts = "before"
     tasks: frozenset[str] = frozenset({"classification"})
     needs: frozenset[Need] = frozenset()
+    setting: str = "-"
     differences: str = "none known"
 
 

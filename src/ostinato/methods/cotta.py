@@ -52,6 +52,7 @@ class Cotta(Method):
         trains="all parameters",
         predicts="teacher",
         tasks=frozenset({"classification", "segmentation"}),
+        setting="ImageNet-C, ViT-B/16, from ViDA's release (its own: ResNet-50, lr 0.01)",
         differences=(
             "every image has its own draw of the augmentation (the release draws once per batch); "
             "class token and position embeddings move too; restoration draws the same Bernoulli "

@@ -42,6 +42,7 @@ class Deyo(Method):
         paper="Lee et al., ICLR 2024",
         trains="affine parameters of the norms in blocks 0 to 8",
         predicts="before",
+        setting="ImageNet-C, ViT-B/16",
         differences="none known; blocks=None moves every norm",
     )
     presets = {"imagenet-c": {"lr": 1e-3}}

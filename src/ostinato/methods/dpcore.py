@@ -56,6 +56,7 @@ class DPCore(Method):
         trains="prompt tokens",
         predicts="last",
         needs=frozenset({"prepared file"}),
+        setting="ImageNet-C, ViT-B/16",
         differences=(
             "a known domain's statistics follow the batch's without prompts and in both "
             "directions, as in the paper (the release stores those with prompts, and lets a spread "

@@ -52,6 +52,7 @@ class Ecotta(Method):
         trains="meta networks beside groups of blocks",
         predicts="before",
         needs=frozenset({"prepared file"}),
+        setting="CIFAR-C, WideResNet; ImageNet-C, ResNet-50",
         differences=(
             "for transformers: a meta network is a scale and shift of the part's output (in place "
             "of a batch norm) plus a GELU bottleneck of the part's input (in place of a "

@@ -33,6 +33,7 @@ class Lame(Method):
         paper="Boudiaf et al., CVPR 2022",
         trains="nothing",
         predicts="before",
+        setting="ImageNet-C, ResNet-50",
         differences="returns log-probabilities; features are the classifier's input",
     )
     presets = {"imagenet-c": {"affinity": "knn", "neighbours": 5}}

@@ -48,6 +48,7 @@ class Reservoir(Method):
         predicts="after",
         tasks=frozenset({"classification", "segmentation"}),
         needs=frozenset({"prepared file"}),
+        setting="ImageNet-C, ViT-B/16",
         differences=(
             "style is the log-variance of a fixed filter bank's responses, in place of VGG-19's "
             "early layers, so that nothing is downloaded; the source quantile is taken for the "

@@ -26,7 +26,7 @@ class RmtConfig(MethodConfig):
     """Settings of RMT."""
 
     optimizer: OptimizerName = Field("sgd", description="adam, adamw or sgd")
-    lr: float = Field(1e-4, ge=0, description="learning rate")
+    lr: float = Field(0.01, ge=0, description="learning rate")
     nesterov: bool = Field(True, description="Nesterov's form of the momentum, for sgd")
     ema: float = Field(0.999, ge=0, le=1, description="share of itself the teacher keeps")
     contrast: float = Field(1.0, ge=0, description="weight of the pull towards prototypes")
@@ -47,6 +47,7 @@ class Rmt(Method):
         paper="Döbler et al., CVPR 2023",
         trains="all parameters",
         predicts="before",
+        setting="ImageNet-C, ResNet-50",
         differences=(
             "predicts the sum of student's and teacher's logits, as the release does; source-free: "
             "no replay of labelled source images, no warm-up, and without warm-up no projector; "
@@ -54,7 +55,7 @@ class Rmt(Method):
         ),
     )
     presets = {
-        "imagenet-c": {"optimizer": "sgd", "lr": 1e-4},
+        "imagenet-c": {"optimizer": "sgd", "lr": 0.01},
         "cifar100-c": {"optimizer": "adam", "lr": 3e-4},
     }
 

@@ -41,6 +41,7 @@ class Roid(Method):
         paper="Marsden et al., WACV 2024",
         trains="affine parameters of every normalisation layer",
         predicts="before",
+        setting="ImageNet-C, ResNet-50, Swin-B and ViT-B/16",
         differences=(
             "weights are one where a batch has no spread to normalise by (a single image); the "
             "view is drawn per image; the prior multiplies the logits, as in the release"

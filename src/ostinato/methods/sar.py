@@ -44,6 +44,7 @@ class Sar(Method):
         paper="Niu et al., ICLR 2023",
         trains="affine parameters of the norms in blocks 0 to 8",
         predicts="before",
+        setting="ImageNet-C, ViT-B/16",
         differences=(
             "the average loss starts anew after a recovery, as the paper has it (the release "
             "carries the old average on, so that recoveries repeat); the climb is lent to the "

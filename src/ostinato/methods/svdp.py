@@ -98,6 +98,7 @@ class Svdp(Method):
         trains="all weights and biases, and a sparse prompt in the input",
         predicts="teacher",
         tasks=frozenset({"classification", "segmentation"}),
+        setting="Cityscapes to ACDC, SegFormer-B5",
         differences=(
             "the prompt starts at zero and is resized to other image sizes; the optimizer is "
             "never rebuilt, as no domain boundary is known; the rate's scale is not published, "

@@ -38,6 +38,7 @@ class Tent(Method):
         trains="affine parameters of every normalisation layer",
         predicts="before",
         tasks=frozenset({"classification", "segmentation"}),
+        setting="ImageNet-C, ViT-B/16, from ViDA's release (its own: ResNet-50, lr 2.5e-4)",
         differences="LayerNorm in place of batch norm, as all ViT ports have it; not episodic",
     )
     presets = {

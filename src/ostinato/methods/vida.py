@@ -74,6 +74,7 @@ class Vida(Method):
         trains="all parameters, and adapters beside the attention's linear layers",
         predicts="teacher",
         needs=frozenset({"prepared file"}),
+        setting="ImageNet-C, ViT-B/16",
         differences=(
             "both scales follow the uncertainty, as in the paper (in the release the high rank's "
             "never changes); scales are at 1 while the uncertainty is measured, and start at 1 "
