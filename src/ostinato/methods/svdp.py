@@ -54,8 +54,7 @@ class SparsePrompt(nn.Module):
         """The model's logits for the decorated pixels."""
         if self.place is not None:
             size = pixels.shape[-2:]
-            prompt = fitted(self.prompt[None], size)
-            pixels = pixels + prompt * fitted(self.place, size)
+            pixels = pixels + fitted(self.prompt[None], size) * fitted(self.place, size)
         logits: Tensor = self.model(pixels)
         return logits
 
