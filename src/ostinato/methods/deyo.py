@@ -43,7 +43,10 @@ class Deyo(Method):
         trains="affine parameters of the norms in blocks 0 to 8",
         predicts="before",
         setting="ImageNet-C, ViT-B/16",
-        differences="none known; blocks=None moves every norm",
+        differences=(
+            "blocks=None moves every norm; its own protocol starts afresh for every corruption, "
+            "which a stream does with reset='domain'"
+        ),
     )
     presets = {"imagenet-c": {"lr": 1e-3}}
 
