@@ -11,7 +11,7 @@ from typing import Literal
 from ostinato.config import Config
 from ostinato.errors import ConfigError, did_you_mean
 
-FACTS = ("Model", "Weights", "Input", "Images", "Seeds", "Help", "Predicts", "Views")
+FACTS = ("Model", "Weights", "Input", "Images", "Seeds", "Help", "Predicts", "Reset", "Views")
 """What every row says about itself, in this order."""
 SUFFIXES = {"markdown": ".md", "latex": ".tex", "csv": ".csv", "json": ".json"}
 
