@@ -65,9 +65,10 @@ class DPCore(Method):
             "a known domain's statistics follow the batch's without prompts and in both "
             "directions, as in the paper (the release stores those with prompts, and lets a spread "
             "grow only); a single image has the source's spread; source moments are those of the "
-            "classifier's input, over images with an entropy below 0.355 ln C (the release's bound, "
-            "ln 1000 / 2 - 1, for any number of classes), or over all where fewer than two are; "
-            "the coreset is bounded (the release's is not); in bf16 the many steps on a new domain stay in fp32, since they would amplify rounding"
+            "classifier's input, over images with an entropy below 0.355 ln C (for 1,000 classes "
+            "the release's bound), or over all where fewer than two are; the coreset is bounded "
+            "(the release's is not); in bf16 the many steps on a new domain stay in fp32, since "
+            "they would amplify rounding"
         ),
     )
     presets = {"imagenet-c": {"lr": 0.1, "new_steps": 50}, "cifar100-c": {"lr": 0.1}}

@@ -34,7 +34,10 @@ class Lame(Method):
         trains="nothing",
         predicts="before",
         setting="ImageNet-C, ResNet-50",
-        differences="returns log-probabilities; features are the classifier's input",
+        differences=(
+            "returns log-probabilities; features are the classifier's input; a single image has "
+            "itself as its neighbour (the release divides by zero)"
+        ),
     )
     presets = {"imagenet-c": {"affinity": "rbf", "neighbours": 5}}
 

@@ -51,7 +51,8 @@ class Rmt(Method):
         differences=(
             "predicts the sum of student's and teacher's logits, as the release does; source-free: "
             "no replay of labelled source images, no warm-up, and without warm-up no projector; "
-            "prototypes are the classifier's rows unless prototypes='source'"
+            "prototypes are the classifier's rows unless prototypes='source'; every image has its "
+            "own draw of the view"
         ),
     )
     presets = {

@@ -43,8 +43,9 @@ class Roid(Method):
         predicts="before",
         setting="ImageNet-C, ResNet-50, Swin-B and ViT-B/16",
         differences=(
-            "weights are one where a batch has no spread to normalise by (a single image); the "
-            "view is drawn per image; the prior multiplies the logits, as in the release"
+            "weights are one where a batch has no spread to normalise by (a single image); every "
+            "image has its own draw of the view (the release draws once per batch); the prior "
+            "multiplies the logits, as in the release"
         ),
     )
     presets = {"imagenet-c": {"lr": 2.5e-4}}

@@ -79,6 +79,7 @@ class Vida(Method):
             "both scales follow the uncertainty, as in the paper (in the release the high rank's "
             "never changes); scales are at 1 while the uncertainty is measured, and start at 1 "
             "with every batch; the warm-up keeps what held-out source images like best; "
+            "every image has its own draw of the views; "
             "warmed=False runs from adapters without effect and needs no file"
         ),
     )
