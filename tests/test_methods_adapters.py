@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from ostinato.api import adapt, prepare, unwrap
 from ostinato.checks import CLASSES, small_batches, small_model
 from ostinato.errors import ConfigError, MissingResource, StateError, TargetError
+from ostinato.methods.base import Method
 from ostinato.methods.ecotta import distillation
 from ostinato.methods.vida import scales_for, symmetric_cross_entropy
 from ostinato.ops.adapters import TwoRanks, attention_linears, beside_parts
@@ -212,19 +213,28 @@ def test_meta_networks_change_each_part_as_their_formula_says() -> None:
     torch.testing.assert_close(meta.gap.detach(), (expected - frozen).abs().mean())
 
 
-def test_ecotta_objective_is_confident_entropy_plus_distillation() -> None:
+def test_ecotta_pulls_to_the_frozen_parts_before_it_lowers_the_entropy() -> None:
     images = small_batches(1)[0]
-    method = adapt(small_model(), "ecotta", warmed=False, rank=4, parts=2, kappa=0.5)
-    for parameter in method.adapted.added().values():
-        nn.init.normal_(parameter, std=0.2, generator=seeded())
-    batch = method._receive(images, None, None)
-    objective = method.objective(batch)
-    entropy = softmax_entropy(objective.logits)
-    bound = 0.5 * torch.log(torch.tensor(float(CLASSES)))
-    confident = torch.where(entropy < bound, entropy, 0).mean()
+
+    def built(kappa: float) -> Method:
+        method = adapt(small_model(), "ecotta", warmed=False, rank=4, parts=2, kappa=kappa)
+        for parameter in method.adapted.added().values():
+            nn.init.normal_(parameter, std=0.2, generator=seeded())
+        return method
+
+    # The second forward comes before its own step, so its logits do not depend on the bound.
+    entropy = softmax_entropy(built(0.5)(images))
+    bound = float(entropy.median()) + 1e-6
+    method = built(bound / math.log(CLASSES))
+    first = method.objective(method._receive(images, None, None))
     gaps = [meta.gap for meta in method.adapted.parts()]
     assert len(gaps) == 2
-    torch.testing.assert_close(objective.loss, confident + 0.5 * (gaps[0] + gaps[1]))
+    torch.testing.assert_close(first.loss, 0.5 * (gaps[0] + gaps[1]))
+    out = method.step(images)
+    assert not torch.allclose(out.logits, first.logits)  # the second forward's are returned
+    kept = entropy[entropy < bound]
+    assert 0 < len(kept) == out.used < len(images)
+    assert out.loss == pytest.approx(float(kept.mean()), rel=1e-5)
 
 
 def test_distillation_teaches_each_part_alone() -> None:

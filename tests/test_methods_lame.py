@@ -79,12 +79,14 @@ def test_neighbours_outvote_an_unsure_image():
     assert laplacian_assignment(logits, kernel).argmax(1).tolist() == [1, 1, 1, 1]
 
 
-def test_method_against_numpy_and_nothing_moves():
-    method = adapt(small_model(), "lame", neighbours=3, symmetric=True, iterations=500)
+@pytest.mark.parametrize("kind", ["knn", "rbf"])
+def test_method_against_numpy_and_nothing_moves(kind):
+    settings = {"affinity": kind, "neighbours": 3, "symmetric": True}
+    method = adapt(small_model(), "lame", iterations=500, **settings)
     pixels = small_batches(1)[0]
     with torch.no_grad():
         features, logits = final_features(VisionModel(small_model()), pixels)
-    kernel = affinity(features, "knn", 3).double().numpy()
+    kernel = affinity(features, kind, 3).double().numpy()
     expected = fixed_point(logits.double().numpy(), 0.5 * (kernel + kernel.T))
     out = method.step(pixels)
     np.testing.assert_allclose(out.logits.exp().numpy(), expected, atol=2e-3)
@@ -96,5 +98,8 @@ def test_a_single_image_is_the_source_prediction():
     pixels = small_batches(1, size=1)[0]
     with torch.no_grad():
         logits = VisionModel(small_model())(pixels)
-    given = adapt(small_model(), "lame")(pixels)
+    given = adapt(small_model(), "lame", affinity="knn")(pixels)
     torch.testing.assert_close(given, logits.log_softmax(1), atol=1e-5, rtol=0)
+    pulled = adapt(small_model(), "lame")(pixels)  # in rbf an image is its own neighbour too
+    assert bool(pulled.isfinite().all())
+    assert pulled.argmax() == logits.argmax()

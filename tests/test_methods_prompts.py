@@ -11,7 +11,7 @@ from sklearn.cluster import AgglomerativeClustering
 from torch import Tensor
 
 from ostinato.api import adapt, prepare
-from ostinato.checks import small_batches, small_model
+from ostinato.checks import CLASSES, small_batches, small_model
 from ostinato.errors import MissingResource, StateError
 from ostinato.methods.dpcore import coreset_weights
 from ostinato.methods.vdp import Homeostasis
@@ -109,10 +109,28 @@ def test_dpcore_decides_as_the_rule_says(anchor: State) -> None:
         size = len(method.coreset)
         out = method.step(images)
         assert out.is_new == expected_new
-        assert len(method.coreset) - size in ((0, 1) if expected_new else (0,))
+        assert len(method.coreset) - size == expected_new  # every new pair is stored
         kinds.append(out.is_new)
     assert True in kinds
     assert False in kinds
+
+
+def test_dpcore_takes_its_moments_from_sure_source_images() -> None:
+    images = source_images()
+    with torch.no_grad():
+        features, logits = final_features(adapt(small_model(), "source").model, images)
+    p = logits.double().softmax(1).numpy()
+    entropy = -(p * np.log(p)).sum(1)
+    kappa = float(np.median(entropy)) / np.log(CLASSES)
+    found = prepare(small_model(), "dpcore", images, source_kappa=kappa)
+    kept = features.numpy()[entropy < np.median(entropy)]
+    assert 1 < len(kept) == found.values["images"] < len(images)
+    np.testing.assert_allclose(found.tensors["mean"].numpy(), kept.mean(0), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(found.tensors["std"].numpy(), kept.std(0, ddof=1), rtol=1e-4)
+    unsure = prepare(small_model(), "dpcore", images, source_kappa=1e-9)
+    assert unsure.values["images"] == len(images)
+    usual = adapt(small_model(), "dpcore", prepared=found).config
+    assert usual.source_kappa * np.log(1000) == pytest.approx(np.log(1000) / 2 - 1)
 
 
 def test_dpcore_takes_many_steps_on_a_new_domain_and_one_on_a_known(

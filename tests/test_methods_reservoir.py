@@ -13,6 +13,7 @@ from torch import Tensor
 from ostinato.api import adapt, prepare
 from ostinato.checks import small_batches, small_model
 from ostinato.errors import ConfigError, MissingResource
+from ostinato.methods.roid import correct_prior
 from ostinato.ops.reservoir import (
     Styles,
     assignments,
@@ -97,7 +98,7 @@ def test_slots_never_exceed_their_bound(prepared: State) -> None:
 def test_each_slot_is_the_inner_method_run_on_its_own_batches_alone() -> None:
     """Swapping is exact: interleaved domains equal separate runs, to the bit."""
     far, near = batches_of_styles(2)[1], small_batches(1)[0]
-    settings = {"lr": 1e-2, "momentum": 0.9}
+    settings = {"lr": 1e-2, "momentum": 0.9, "nesterov": True}
     method = adapt(
         small_model(), "reservoir", threshold=1.0, centroid_lr=0.0, ensemble=False,
         inner_settings=settings,
@@ -127,14 +128,14 @@ def test_prediction_is_the_ensemble_of_parameters() -> None:
         inner_settings={"lr": 0.05},
     )  # fmt: skip
     near, far = small_batches(1)[0], batches_of_styles(2)[1]
-    for images in (near, far, near, far):
-        logits = method(images)
-    shares = assignments(
-        style_of(image_moments(far)), method.styles.centroids, temperature=500.0
-    ).tolist()
+    for images in (near, far, near):
+        method(images)
+    method.slots.park()  # what the next prediction rests on, before its update
+    states = [state.clone() for state in method.slots.states]
+    logits = method(far)
+    apart = [float((style_of(image_moments(far)) - c).norm()) for c in method.styles.centroids]
+    shares = torch.softmax(-torch.tensor(apart) / 500.0, 0).tolist()
     assert min(shares) > 0.01
-    states = [*method.slots.states]
-    states[method.slots.active] = method.inner.export_state()
     model = adapt(small_model(), "tent")
     with torch.no_grad():
         for name, parameter in model.weights.parameters.items():  # type: ignore[union-attr]
@@ -169,14 +170,60 @@ def test_a_new_slot_starts_from_the_most_informative_one(prepared: State) -> Non
 def test_clustering_loss_against_numpy() -> None:
     rng = np.random.default_rng(0)
     styles, centroids = rng.normal(size=(6, 3)), rng.normal(size=(2, 3))
-    squared = ((styles[:, None] - centroids[None]) ** 2).sum(-1)
-    q = np.exp(-squared / 2) / np.exp(-squared / 2).sum(1, keepdims=True)
+    apart = np.sqrt(((styles[:, None] - centroids[None]) ** 2).sum(-1))
+    q = np.exp(-apart / 2) / np.exp(-apart / 2).sum(1, keepdims=True)
     mean = q.mean(0)
     expected = -(q * np.log(q)).sum(1).mean() + (mean * np.log(mean)).sum()
     shares = assignments(torch.tensor(styles), torch.tensor(centroids), 2.0)
     np.testing.assert_allclose(shares.numpy(), q, rtol=1e-6)
     log_shares = log_assignments(torch.tensor(styles), torch.tensor(centroids), 2.0)
     assert float(clustering_loss(log_shares)) == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_style_upon_a_centroid_leaves_it_finite() -> None:
+    styles = Styles(memory=4, lr=0.1, first=torch.zeros(3))
+    styles.add(torch.ones(3))
+    for _ in range(2):
+        styles.learn(torch.zeros(3), 1.0, torch.Generator())
+    assert bool(styles.centroids.isfinite().all())
+
+
+@pytest.mark.parametrize(
+    ("inner", "lr", "nesterov"),
+    [
+        ("tent", 2.5e-4, True),
+        ("eta", 2.5e-4, True),
+        ("eata", 2.5e-4, True),
+        ("sar", 1e-3, False),
+        ("roid", 2.5e-4, True),
+    ],
+)
+def test_inner_methods_have_the_settings_of_the_release(
+    inner: str, lr: float, nesterov: bool
+) -> None:
+    images = torch.cat(small_batches(4, seed=9))
+    given = prepare(small_model(), "reservoir", images, inner=inner)
+    method = adapt(small_model(), "reservoir", inner=inner, prepared=given)
+    assert method.inner.name == {"eta": "eata"}.get(inner, inner)
+    assert (method.inner.config.lr, method.inner.config.nesterov) == (lr, nesterov)
+    if inner in ("eta", "eata"):
+        assert method.inner.config.fisher_alpha == {"eta": 0.0, "eata": 2000.0}[inner]
+    for batch in small_batches(3):
+        assert bool(method(batch).isfinite().all())
+    mine = adapt(small_model(), "reservoir", threshold=1.0, inner_preset="cifar100-c")
+    assert mine.inner.config.optimizer == "adam"  # a preset of the inner method's own goes first
+
+
+def test_the_ensemble_of_roid_is_corrected_by_the_prior() -> None:
+    def logits(**settings: object) -> Tensor:
+        method = adapt(small_model(), "reservoir", threshold=0.5, inner="roid", **settings)
+        for images in (small_batches(1)[0], batches_of_styles(2)[1]):
+            found = method(images)
+        assert len(method.slots) == 2
+        return found
+
+    plain = logits(inner_settings={"prior_correction": False})
+    torch.testing.assert_close(logits(), correct_prior(plain))
 
 
 def test_styles_far_apart_leave_the_centroids_finite() -> None:
@@ -240,6 +287,7 @@ def test_weights_are_lent_and_come_back_even_after_an_error(prepared: State) -> 
         method(images)
     weights, slots = method.inner.weights, method.slots
     assert weights is not None
+    slots.park()
     before = {name: p.detach().clone() for name, p in weights.parameters.items()}
     parts = [state.part("weights").tensors for state in slots.states]
     shares = torch.softmax(torch.arange(float(len(parts))), 0)
@@ -262,6 +310,7 @@ def test_the_best_slot_is_the_one_with_the_highest_score(prepared: State) -> Non
         method(images)
     weights = method.inner.weights
     assert weights is not None
+    method.slots.park()
     name = next(iter(weights.parameters))
 
     def score() -> float:

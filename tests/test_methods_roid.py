@@ -10,9 +10,13 @@ from hypothesis import strategies as st
 
 from ostinato import adapt
 from ostinato.checks import small_batches, small_model
-from ostinato.methods.roid import correct_prior, sample_weights, soft_likelihood_ratio
+from ostinato.methods.roid import (
+    correct_prior,
+    roid_view,
+    sample_weights,
+    soft_likelihood_ratio,
+)
 from ostinato.models import VisionModel
-from ostinato.ops.augment import cotta_view
 
 
 def softmax(x):
@@ -86,7 +90,7 @@ def test_objective_and_mean_prediction_over_a_stream():
     generator = adapt(small_model(), "source", seed=2).random.generator
     mean = np.full(5, 0.2)
     for batch in small_batches(3):
-        view = cotta_view(batch, generator, strong=False)
+        view = roid_view(batch, generator)
         with torch.no_grad():
             augmented = method.model(view).double().numpy()
         out = method.step(batch)

@@ -131,4 +131,26 @@ def test_nothing_reliable_moves_nothing():
     method = adapt(small_model(), "sar", kappa=1e-6)
     out = method.step(small_batches(1)[0])
     assert not out.updated
+    assert out.used == 0
     assert method.average["loss"] is None
+
+
+def test_where_nothing_is_reliable_momentum_goes_on():
+    """The gradient is zero, so a step is -lr * 0.9 times what the buffer holds."""
+    method = adapt(small_model(), "sar", kappa=1.0, lr=0.01, recover_below=-1.0)
+    first, second = small_batches(2)
+    assert method.step(first).used > 0
+    average = method.average["loss"]
+    speed = {n: method.optimizer.state[p]["momentum_buffer"].clone() for n, p in named(method)}
+    before = {n: p.detach().clone() for n, p in named(method)}
+    method.config = method.config.replace(kappa=1e-6)
+    out = method.step(second)
+    assert (out.used, out.updated, method.average["loss"]) == (0, True, average)
+    for name, parameter in named(method):
+        expected = before[name] - 0.01 * 8 / 64 * 0.9 * speed[name]
+        torch.testing.assert_close(parameter.detach(), expected)
+    assert any(float(value.abs().max()) > 0 for value in speed.values())
+
+
+def named(method):
+    return list(method.weights.parameters.items())

@@ -52,6 +52,42 @@ def test_affine_agrees_with_torchvision_inside_the_image(images):
     torch.testing.assert_close(still, images, atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize("padding", ["edge", "reflect"])
+def test_affine_agrees_with_padding_to_twice_the_size_first(images, padding):
+    """As the releases do it: pad by half a side, turn, move and scale, cut the centre out."""
+    degrees, right, down, scale = -14.0, 4 / 32, -3 / 24, 0.92
+    one = torch.ones(6)
+    turned = one * math.radians(degrees)
+    mine = affine(images, turned, one * right, one * down, one * scale, padding)
+    larger = TF.pad(images, [16, 12], padding_mode=padding)
+    moved = TF.affine(
+        larger, degrees, [4, -3], scale, [0.0], interpolation=TF.InterpolationMode.BILINEAR
+    )
+    torch.testing.assert_close(mine, TF.center_crop(moved, [24, 32]), atol=2e-3, rtol=0)
+
+
+def test_shifts_are_whole_pixels_up_to_an_eighth_of_the_side():
+    """1/16 of an image padded to twice its size: 28 of 224 pixels."""
+    image = torch.zeros(1, 1, 64, 96)
+    image[0, 0, 32, 48] = 1
+    still = augment.Strength(0, 0, 0, 0, 0, degrees=0.0, scale=0.0, blur=0.0)
+    views = augment.random_affine(image.expand(400, -1, -1, -1), generator(), still)
+    assert torch.allclose(views.flatten(1).amax(1), torch.ones(400), atol=1e-3)
+    places = views.flatten(1).argmax(1)
+    down, right = places // 96 - 32, places % 96 - 48
+    assert (int(down.min()), int(down.max())) == (-8, 8)
+    assert (int(right.min()), int(right.max())) == (-12, 12)
+
+
+def test_a_view_without_grain_has_neither_blur_nor_noise():
+    still = {"generator": generator(3), "padding": "reflect", "grain": False}
+    flat = torch.full((5, 3, 8, 8), 0.5)
+    view = cotta_view(flat, **still)
+    assert torch.allclose(view, view[..., :1, :1].expand_as(view), atol=1e-5)
+    noisy = cotta_view(flat, generator(3), padding="reflect")
+    assert float(noisy.std((2, 3)).min()) > 1e-3
+
+
 @pytest.mark.parametrize("strong", [True, False])
 def test_views_come_from_the_generator_alone(images, strong):
     before = images.clone()
@@ -94,9 +130,10 @@ def test_noise_has_the_stated_spread():
 
 @pytest.mark.parametrize("size", [(1, 1), (2, 3), (7, 5)])
 def test_tiny_images_work(size):
-    view = cotta_view(torch.rand(2, 3, *size), generator())
-    assert view.shape == (2, 3, *size)
-    assert bool(view.isfinite().all())
+    for padding in ("edge", "reflect"):
+        view = cotta_view(torch.rand(2, 3, *size), generator(), padding=padding)
+        assert view.shape == (2, 3, *size)
+        assert bool(view.isfinite().all())
 
 
 def test_scaled_views_cover_scales_and_flips_and_can_be_undone(images):

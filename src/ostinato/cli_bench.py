@@ -180,7 +180,8 @@ def search_command(
 
     Args:
         name: a table whose rows are methods.
-        factors: what every method's own rate is multiplied by, in place of 0.1 0.3 1 3 10.
+        factors: what every method's own rate is multiplied by, in place of
+            0.01 0.1 0.3 1 3 10 100.
         scale: small runs on the package's own model and images, full is the paper's setting.
         methods: name or name:preset each; all for every registered one.
         seeds: in place of 2025 2026 2027.

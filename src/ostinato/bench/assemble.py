@@ -280,6 +280,8 @@ def facts_of(table: Table, variant: Variant, request: Request, found: Found) -> 
         "Help": ", ".join(sorted(kind.needs(config))) or "none",
         "Predicts": predicts,
     }
+    if spec.data.get("reset", "never") != "never":
+        facts["Reset"] = f"every {spec.data['reset']}"
     if printed(table.name).metric == "miou":
         facts["Views"] = views_name(spec, config)
     return facts

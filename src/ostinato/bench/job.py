@@ -177,7 +177,13 @@ def check_spec(spec: Spec) -> MethodConfig:
     """Look every name and setting up; nothing is opened. Returns the method's settings."""
     kind, shape = METHODS[spec.method], STREAMS[spec.stream]
     check_model(spec)
-    shape.config_class.parse({**_with_default_data(spec), "batch_size": spec.batch_size})
+    options = {**_with_default_data(spec), "batch_size": spec.batch_size}
+    shown = shape.config_class.parse(options)
+    if spec.cosine and shown.reset != "never":
+        raise ConfigError(
+            "cosine anneals over the whole stream, reset=domain starts over within it: leave one "
+            "of them out."
+        )
     extra = {"seed": spec.seed, "precision": spec.precision}
     config: MethodConfig = resolve_config(kind, _preset(spec), {**spec.settings, **extra})
     if "source statistics" in kind.needs(config) and spec.statistics is None:

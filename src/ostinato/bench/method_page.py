@@ -40,6 +40,8 @@ LEGEND = """
 - **predicts**: which forward is scored: the one *before* the update, one *after* it, the *last* of
   several steps on the batch, or the *teacher*'s.
 - **tasks**: C classification, S segmentation.
+- **setting**: the data and architecture that the authors chose the usual settings for, where the
+  method has a release; on another one, `ostinato search` tells what a rate is worth.
 
 ## Cost
 
@@ -103,7 +105,7 @@ def method_page(costs: dict[str, Cost] | None = None) -> str:
     """
     names = METHODS.names()
     costs = costs or {name: method_cost(name) for name in names}
-    head = ("name", "title", "paper", "trains", "needs", "predicts", "tasks", "presets")
+    head = ("name", "title", "paper", "trains", "needs", "predicts", "tasks", "presets", "setting")
     parts = [HEAD + markdown(head, [_declared(name) for name in names]), "\n", LEGEND]
     text = "".join(parts).format(batch=BATCH, side=SIDE)
     columns = ("name", "moves %", "first step", "later step")
@@ -121,7 +123,8 @@ def _declared(name: str) -> tuple[str, ...]:
     tasks = ", ".join(sorted(task[0].upper() for task in info.tasks))
     presets = ", ".join(f"`{preset}`" for preset in kind.presets) or "-"
     needs = needs_text(kind)
-    return f"`{name}`", info.title, info.paper, info.trains, needs, info.predicts, tasks, presets
+    words = f"`{name}`", info.title, info.paper, info.trains, needs, info.predicts, tasks
+    return *words, presets, info.setting
 
 
 def _cost_row(name: str, cost: Cost) -> tuple[str, ...]:

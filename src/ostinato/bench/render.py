@@ -11,7 +11,7 @@ from typing import Literal
 from ostinato.config import Config
 from ostinato.errors import ConfigError, did_you_mean
 
-FACTS = ("Model", "Weights", "Input", "Images", "Seeds", "Help", "Predicts", "Views")
+FACTS = ("Model", "Weights", "Input", "Images", "Seeds", "Help", "Predicts", "Reset", "Views")
 """What every row says about itself, in this order."""
 SUFFIXES = {"markdown": ".md", "latex": ".tex", "csv": ".csv", "json": ".json"}
 
@@ -125,13 +125,15 @@ def to_csv(result: TableResult) -> str:
     names = [str(h) for h in result.headings]
     spreads = [f"{name} ±" for name in names]
     pairs = [name for pair in zip(names, spreads, strict=True) for name in pair]
-    writer.writerow(["Method", "Origin", *pairs, *FACTS, "Note"])
+    reset = any(row.facts.get("Reset") for row in result.rows)  # a column for few tables
+    told = [name for name in FACTS if reset or name != "Reset"]
+    writer.writerow(["Method", "Origin", *pairs, *told, "Note"])
     for row in result.rows:
         cells: list[object] = []
         for value in row.values:
             cells += [value.text if value.value is None else value.value, value.spread]
         notes = "; ".join(filter(None, (row.note, *(v.note for v in row.values))))
-        facts = [row.facts.get(name, "") for name in FACTS]
+        facts = [row.facts.get(name, "") for name in told]
         writer.writerow(
             [row.label, row.origin, *("" if c is None else c for c in cells), *facts, notes]
         )

@@ -34,6 +34,8 @@ RUNS = "runs"
 PREPARED = "prepared"
 """Below the runs' folders: preparations that several runs share."""
 EVERY = 50
+AFRESH = "started afresh for a new domain"
+"""What a record says where the stream's `reset` took the method back to its start."""
 DESCRIPTOR = 1089
 """The longest descriptor that records keep."""
 
@@ -171,9 +173,13 @@ def _loop(
         for index in range(start.next_index, len(stream)):
             batch = stream[index]
             reset_peak(method.model.device)
+            if afresh := stream.resets(index):
+                method.reset()
             output = method.step(
                 batch.images, classes=batch.classes, oracle=batch.domain if told else None
             )
+            if afresh:
+                output.events = (AFRESH, *output.events)
             record = record_step(
                 folder.hash,
                 batch,

@@ -21,7 +21,8 @@ from ostinato.bench.table import Table, Variant
 from ostinato.errors import ConfigError
 from ostinato.registry import METHODS, TABLES
 
-FACTORS = (0.1, 0.3, 1.0, 3.0, 10.0)
+FACTORS = (0.01, 0.1, 0.3, 1.0, 3.0, 10.0, 100.0)
+"""An authors' rate for another architecture can be a hundred times too large or too small."""
 SUFFIX = "-factors.json"
 
 

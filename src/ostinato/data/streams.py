@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 from pydantic import Field, field_validator
@@ -42,6 +42,9 @@ class StreamConfig(Config):
         None, description="Shuffle within a domain; None does so where images lie sorted by class."
     )
     limit: int | None = Field(None, ge=1, description="Images a domain and round at most.")
+    reset: Literal["never", "domain"] = Field(
+        "never", description="Whether a method starts afresh where another domain begins."
+    )
     resize_labels: bool = Field(False, description="Resize label maps along with the images.")
     workers: int = Field(0, ge=0, description="Threads that decode images ahead.")
 
@@ -174,6 +177,13 @@ class Stream(ABC):
             image_domains=names if len(segment.parts) > 1 else None,
         )
 
+    def resets(self, index: int) -> bool:
+        """Whether a method is to start afresh before a batch: another domain's first, if asked."""
+        if self.config.reset == "never" or index == 0 or index not in self.ends:
+            return False
+        number = self.ends.index(index) + 1
+        return self.segments[number].name != self.segments[number - 1].name
+
     def __iter__(self) -> Iterator[Batch]:
         if not self.config.workers:
             yield from (self[index] for index in range(len(self)))
@@ -217,7 +227,7 @@ class Stream(ABC):
         return (
             f"{self.name}: {len(self.domains)} domains{rounds}, {self.images:,} images in "
             f"{len(self):,} batches of {c.batch_size}, {width}, transform {c.transform}, "
-            f"seed {c.seed}"
+            f"seed {c.seed}{', reset at every domain' if c.reset == 'domain' else ''}"
         )
 
     def notes(self) -> tuple[str, ...]:

@@ -49,6 +49,7 @@ class Adma(Method):
         paper="Liu et al., CVPR 2024",
         trains="all weights and biases, a mask token and a reconstruction head",
         predicts="before",
+        setting="CIFAR-10-C, ViT-B/16 at 384 px",
         differences=(
             "the release's second model is always a copy of the first, so the whole image is "
             "simply forwarded before the update; dropout stays off; a cell is the largest that "

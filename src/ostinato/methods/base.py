@@ -395,6 +395,7 @@ class Method(Persistent, nn.Module):
             lr=self.config.lr,
             weight_decay=self.config.weight_decay,
             momentum=self.config.momentum,
+            nesterov=self.config.nesterov,
         )
         self.track("optimizer", OptimizerState(self.optimizer))
 

@@ -75,6 +75,7 @@ class Becotta(Method):
         predicts="before",
         tasks=frozenset({"classification", "segmentation"}),
         needs=frozenset({"prepared file"}),
+        setting="Cityscapes to ACDC, SegFormer-B5",
         differences=(
             "the K experts of largest gate run, and gates are learned (the release always runs "
             "the first K, with gates cut from the gradient); routing uses the mean token, with "

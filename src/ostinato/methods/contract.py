@@ -31,6 +31,8 @@ class MethodInfo:
         predicts: "before" the update, "after" it, the "last" of several steps, the "teacher".
         tasks: what it can be used for.
         needs: help beyond the unlabeled stream.
+        setting: what its usual settings were chosen for: data, architecture, and by whom where
+            that was not its authors.
         differences: from its authors' release, in words.
     """
 
@@ -40,6 +42,7 @@ class MethodInfo:
     predicts: Predicts = "before"
     tasks: frozenset[str] = frozenset({"classification"})
     needs: frozenset[Need] = frozenset()
+    setting: str = "-"
     differences: str = "none known"
 
 
@@ -54,6 +57,7 @@ class MethodConfig(Config):
     lr: float = Field(1e-3, ge=0, description="learning rate")
     weight_decay: float = Field(0.0, ge=0, description="weight decay")
     momentum: float = Field(0.9, ge=0, lt=1, description="momentum, for sgd")
+    nesterov: bool = Field(False, description="Nesterov's form of the momentum, for sgd")
     steps: int = Field(1, ge=1, description="updates per batch")
     total_steps: int | None = Field(
         None, ge=1, description="length of the stream, for cosine annealing; constant without"

@@ -24,6 +24,7 @@ class CottaConfig(MethodConfig):
 
     optimizer: OptimizerName = Field("sgd", description="adam, adamw or sgd")
     lr: float = Field(1e-4, ge=0, description="learning rate")
+    nesterov: bool = Field(True, description="Nesterov's form of the momentum, for sgd")
     ema: float = Field(0.999, ge=0, le=1, description="share of itself the teacher keeps")
     restore: float = Field(0.001, ge=0, le=1, description="chance of a weight's restoration")
     views: int = Field(32, ge=1, description="augmented views the teacher averages")
@@ -51,6 +52,7 @@ class Cotta(Method):
         trains="all parameters",
         predicts="teacher",
         tasks=frozenset({"classification", "segmentation"}),
+        setting="ImageNet-C, ViT-B/16, from ViDA's release (its own: ResNet-50, lr 0.01)",
         differences=(
             "every image has its own draw of the augmentation (the release draws once per batch); "
             "class token and position embeddings move too; restoration draws the same Bernoulli "

@@ -42,7 +42,11 @@ class Deyo(Method):
         paper="Lee et al., ICLR 2024",
         trains="affine parameters of the norms in blocks 0 to 8",
         predicts="before",
-        differences="none known; blocks=None moves every norm",
+        setting="ImageNet-C, ViT-B/16",
+        differences=(
+            "blocks=None moves every norm; its own protocol starts afresh for every corruption, "
+            "which a stream does with reset='domain'"
+        ),
     )
     presets = {"imagenet-c": {"lr": 1e-3}}
 

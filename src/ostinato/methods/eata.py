@@ -50,6 +50,7 @@ class Eata(Method):
         trains="affine parameters of every normalisation layer",
         predicts="before",
         needs=frozenset({"prepared file"}),
+        setting="ImageNet-C, ResNet-50",
         differences="LayerNorm in place of batch norm; fisher_alpha=0 gives ETA, without the file",
     )
     presets = {"imagenet-c": {"lr": 2.5e-4, "redundancy": 0.05, "fisher_alpha": 2000.0}}

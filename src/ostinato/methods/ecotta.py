@@ -12,7 +12,8 @@ from ostinato.methods.base import Input, Method, MethodConfig, MethodInfo, Objec
 from ostinato.methods.contract import Need
 from ostinato.models import VisionModel
 from ostinato.ops.adapters import Adapted, beside_parts
-from ostinato.ops.losses import confident_entropy, entropy_threshold
+from ostinato.ops.consistency import masked_mean
+from ostinato.ops.losses import entropy_threshold, softmax_entropy
 from ostinato.ops.optim import OptimizerName
 from ostinato.ops.snapshot import State
 from ostinato.ops.warmup import take_over, warm_beside
@@ -42,18 +43,20 @@ def distillation(adapted: Adapted) -> Tensor:
 
 @METHODS.register("ecotta")
 class Ecotta(Method):
-    """Confident entropy over the meta networks alone, with self-distilled regularisation."""
+    """Pull the meta networks to what the frozen parts say, then lower the confident entropy."""
 
     name = "ecotta"
     Config = EcottaConfig
     info = MethodInfo(
-        title="EcoTTA",
+        title="EcoTTA (our variant)",
         paper="Song et al., CVPR 2023",
         trains="meta networks beside groups of blocks",
-        predicts="before",
+        predicts="last",
         needs=frozenset({"prepared file"}),
+        setting="CIFAR-C, WideResNet; ImageNet-C, ResNet-50",
         differences=(
-            "for transformers: a meta network is a scale and shift of the part's output (in place "
+            "our variant, for transformers (there is no official release, and the one public port "
+            "is for CNNs): a meta network is a scale and shift of the part's output (in place "
             "of a batch norm) plus a GELU bottleneck of the part's input (in place of a "
             "convolution), and starts without effect; parts are equal shares of the blocks; "
             "the warm-up keeps what held-out source images like best; "
@@ -99,11 +102,25 @@ class Ecotta(Method):
         return self.adapted.added()
 
     def objective(self, batch: Input) -> Objective:
-        """Entropy of confident predictions, and each part's distance to its frozen self."""
+        """Each part's distance to its frozen self."""
         logits = self.logits(batch)
-        threshold = entropy_threshold(self.config.kappa, logits.shape[1])
-        loss, _ = confident_entropy(logits, threshold)
-        return Objective(logits, loss + self.config.distillation * distillation(self.adapted))
+        return Objective(logits, self.config.distillation * distillation(self.adapted))
+
+    def update(self, batch: Input, objective: Objective) -> bool:
+        """A step of the regulariser, then one of the entropy of a second forward, which predicts.
+
+        Where no image is confident the second step has no slope, and momentum alone moves.
+        """
+        moved = super().update(batch, objective)
+        with self.autocast():
+            logits = self.logits(batch)
+        entropy = softmax_entropy(logits)
+        keep = entropy.detach() < entropy_threshold(self.config.kappa, logits.shape[1])
+        second = Objective(logits, masked_mean(entropy, keep))
+        moved |= super().update(batch, second)
+        objective.logits = logits
+        objective.extra |= second.extra | {"used": int(keep.sum())}
+        return moved
 
     def release(self) -> None:
         """Take the meta networks out."""

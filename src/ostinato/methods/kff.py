@@ -56,6 +56,7 @@ class Kff(Method):
         trains="domain prompt tokens and one class prompt token per image",
         predicts="last",
         needs=frozenset({"prepared file"}),
+        setting="ImageNet-C, ViT-B/16",
         differences=(
             "class prompts are grouped by cosine similarity, as in the paper (the release takes a "
             "dot product, and a greedy grouping that is no spanning tree); source moments are over "

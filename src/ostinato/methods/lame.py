@@ -14,8 +14,8 @@ from ostinato.registry import METHODS
 class LameConfig(MethodConfig):
     """Settings of LAME."""
 
-    affinity: Affinity = Field("knn", description="knn, rbf or linear closeness of features")
-    neighbours: int = Field(5, ge=1, description="neighbours of each image")
+    affinity: Affinity = Field("rbf", description="knn, rbf or linear closeness of features")
+    neighbours: int = Field(5, ge=1, description="neighbours of each image, or rbf's reach")
     symmetric: bool = Field(False, description="average the closeness of both directions")
     pull: float = Field(1.0, ge=0, description="weight of the neighbours")
     iterations: int = Field(100, ge=1, description="most iterations towards the fixed point")
@@ -33,9 +33,13 @@ class Lame(Method):
         paper="Boudiaf et al., CVPR 2022",
         trains="nothing",
         predicts="before",
-        differences="returns log-probabilities; features are the classifier's input",
+        setting="ImageNet-C, ResNet-50",
+        differences=(
+            "returns log-probabilities; features are the classifier's input; a single image has "
+            "itself as its neighbour (the release divides by zero)"
+        ),
     )
-    presets = {"imagenet-c": {"affinity": "knn", "neighbours": 5}}
+    presets = {"imagenet-c": {"affinity": "rbf", "neighbours": 5}}
 
     def configure(self) -> None:
         """Refuse a model without a linear classifier."""

@@ -37,6 +37,7 @@ class PseudoLabel(Method):
         trains="affine parameters of every normalisation layer",
         predicts="before",
         tasks=frozenset({"classification", "segmentation"}),
+        setting="none by its authors: ours",
         differences=(
             "no release for test-time adaptation of ViTs exists; the setting here (LayerNorm, SGD "
             "1e-4, labels from probability 0.9 on) is this library's"

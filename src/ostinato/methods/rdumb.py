@@ -29,6 +29,7 @@ class RDumb(Eata):
         paper="Press et al., NeurIPS 2023",
         trains="affine parameters of every normalisation layer",
         predicts="before",
+        setting="ImageNet-C and CCC, ResNet-50",
         differences="LayerNorm in place of batch norm",
     )
     presets = {"imagenet-c": {"lr": 2.5e-4, "redundancy": 0.05, "reset_every": 1000}}

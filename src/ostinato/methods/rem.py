@@ -59,6 +59,7 @@ class Rem(Method):
         paper="Han et al., ICML 2025",
         trains="affine parameters of the LayerNorms in all but the last three blocks",
         predicts="before",
+        setting="ImageNet-C, ViT-B/16",
         differences=(
             "dropout stays off in all forwards; the blocks left out are counted from the end, so "
             "that any depth has some (the same nine of ViT-B's twelve are trained)"

@@ -9,9 +9,10 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from ostinato.errors import ConfigError
+from ostinato.methods._reservoir_inner import inner_method
 from ostinato.methods.base import Input, Method, MethodConfig, MethodInfo, Objective, Resources
-from ostinato.methods.contract import Need, resolve_config
+from ostinato.methods.contract import Need
+from ostinato.methods.roid import Roid, correct_prior
 from ostinato.models import VisionModel
 from ostinato.ops.reservoir import Slots, Styles, assignments, prediction_information
 from ostinato.ops.snapshot import State
@@ -23,11 +24,13 @@ from ostinato.types import Decision
 class ReservoirConfig(MethodConfig):
     """Settings of ReservoirTTA."""
 
-    inner: str = Field("tent", description="the method that adapts each set of parameters")
-    inner_preset: str | None = Field(None, description="a preset of that method")
-    inner_settings: dict[str, Any] = Field({}, description="its own settings")
+    inner: str = Field(
+        "tent", description="tent, eta, eata, sar or roid as the release has them; or any other"
+    )
+    inner_preset: str | None = Field(None, description="a preset in place of the release's values")
+    inner_settings: dict[str, Any] = Field({}, description="the inner method's own settings")
     slots: int = Field(16, ge=1, description="sets of parameters kept at most")
-    quantile: float = Field(0.95, gt=0, lt=1, description="of source distances: what is far")
+    quantile: float = Field(0.999, gt=0, lt=1, description="of source distances: what is far")
     threshold: float | None = Field(None, gt=0, description="a distance instead of the quantile")
     temperature: float = Field(1.0, gt=0, description="of the soft assignment to styles")
     memory: int = Field(1024, ge=1, description="past styles that centroids are fitted to")
@@ -45,15 +48,18 @@ class Reservoir(Method):
         title="ReservoirTTA",
         paper="Vray et al., NeurIPS 2025",
         trains="what the inner method trains, once per style",
-        predicts="after",
+        predicts="before",
         tasks=frozenset({"classification", "segmentation"}),
         needs=frozenset({"prepared file"}),
+        setting="ImageNet-C, ViT-B/16",
         differences=(
             "style is the log-variance of a fixed filter bank's responses, in place of VGG-19's "
-            "early layers, so that nothing is downloaded; the source quantile is taken for the "
-            "stream's own batch size, at 0.95; a slot holds the inner method's whole state, of "
-            "which the source parameters that move are ensembled (a teacher's are not); "
-            "ensemble=False predicts as the inner method does; threshold=... needs no file"
+            "early layers, so that nothing is downloaded; the quantile is that of the stream's own "
+            "batch size (in the release only full batches open a slot); the sample of past styles "
+            "has its full size from the start; centroids do not decay; a slot holds the inner "
+            "method's whole state, of which the source parameters that move are ensembled; "
+            "inner='roid' keeps its own loss (the release takes entropy for ViTs); ensemble=False "
+            "predicts as the inner method does; threshold=... needs no file"
         ),
     )
     presets = {"imagenet-c": {"inner": "tent"}, "cifar100-c": {"inner": "tent"}}
@@ -62,14 +68,14 @@ class Reservoir(Method):
     def needs(cls, config: MethodConfig) -> frozenset[Need]:
         """Source styles for the threshold, and what the inner method needs."""
         assert isinstance(config, ReservoirConfig)
-        kind, inner = _inner(config)
+        kind, inner = inner_method(config)
         mine: set[Need] = {"prepared file"} if config.threshold is None else set()
         return frozenset(mine) | kind.needs(inner)
 
     @classmethod
     def scaled(cls, config: Any, factor: float) -> dict[str, Any]:
         """The inner method's rates: the wrapper has none for the model."""
-        kind, inner = _inner(config)
+        kind, inner = inner_method(config)
         return {"inner_settings": {**config.inner_settings, **kind.scaled(inner, factor)}}
 
     @classmethod
@@ -77,7 +83,7 @@ class Reservoir(Method):
         cls, model: VisionModel, images: Tensor, labels: Tensor | None, config: Any
     ) -> State:
         """The source images' filter moments, and the inner method's preparation."""
-        kind, inner = _inner(config)
+        kind, inner = inner_method(config)
         moments = torch.cat([image_moments(part) for part in images.split(50)])
         parts = {"style": State({"moments": moments})}
         if "prepared file" in kind.needs(inner):
@@ -86,7 +92,7 @@ class Reservoir(Method):
 
     def configure(self) -> None:
         """The inner method, one slot, and the source's style as the first centroid."""
-        kind, inner = _inner(self.config)
+        kind, inner = inner_method(self.config)
         given = self.resources.prepared
         prepared = given.part("inner") if given is not None and "inner" in given.values else None
         resources = Resources(self.resources.statistics, prepared)
@@ -115,31 +121,23 @@ class Reservoir(Method):
             if len(distances):
                 self.slots.add(self._most_informative(batch))
             self.styles.add(self.style)
-        self.styles.learn(self.style, self.config.temperature, self.random.generator)
         self.shares = assignments(self.style, self.styles.centroids, self.config.temperature)
+        self.styles.learn(self.style, self.config.temperature, self.random.generator)
         self.slots.select(int(self.shares.argmax()))
         return Decision(self.slots.active, is_new, nearest, far, evidence=len(batch))
 
     def objective(self, batch: Input) -> Objective:
-        """One whole step of the inner method on the selected slot."""
+        """Predict with all slots, then one whole step of the inner method on the selected one."""
+        logits = self._ensemble(batch)
         self.inner.events = self.events
         output = self.inner.advance(batch)
         self.moved = output.updated
-        return Objective(output.logits, extra={"loss": output.loss, "used": output.used})
+        extra = {"loss": output.loss, "used": output.used}
+        return Objective(output.logits if logits is None else logits, extra=extra)
 
     def update(self, batch: Input, objective: Objective) -> bool:
         """The inner method has done it already."""
         return self.moved
-
-    @torch.no_grad()
-    def answer(self, batch: Input, first: Objective, last: Objective) -> Tensor:
-        """With the mean of all slots' parameters, weighted by how near their styles are."""
-        weights = self.inner.weights
-        if not self.config.ensemble or weights is None or len(self.slots) == 1:
-            return last.logits
-        with self.slots.lent(weights):
-            weights.import_state(self.slots.mean(weights.parameters, self.shares))
-            return self._look(batch)
 
     def release(self) -> None:
         """Take the inner method out."""
@@ -181,15 +179,19 @@ class Reservoir(Method):
             return self.slots.active
         return self.slots.best(weights, lambda: prediction_information(self._look(batch)))
 
+    @torch.no_grad()
+    def _ensemble(self, batch: Input) -> Tensor | None:
+        """Logits of all slots' weighted mean; None where the inner method's own are the same."""
+        weights = self.inner.weights
+        alone = len(self.slots) == 1 and self.inner.predicts == "before"
+        if not self.config.ensemble or weights is None or alone:
+            return None
+        with self.slots.lent(weights):
+            weights.import_state(self.slots.mean(weights.parameters, self.shares))
+            logits = self._look(batch)
+        corrects = isinstance(self.inner, Roid) and self.inner.config.prior_correction
+        return correct_prior(logits.float()) if corrects else logits
+
     def _look(self, batch: Input) -> Tensor:
         with self.inner.autocast():
             return self.inner.logits(batch)
-
-
-def _inner(config: ReservoirConfig) -> tuple[type[Method], MethodConfig]:
-    """The inner method's class and its config; seed and precision are the wrapper's."""
-    if config.inner == "reservoir":
-        raise ConfigError("A reservoir wraps another method, not itself: set inner='tent', say.")
-    kind: type[Method] = METHODS[config.inner]
-    settings = {"seed": config.seed, "precision": config.precision, **config.inner_settings}
-    return kind, resolve_config(kind, config.inner_preset, settings)

@@ -26,7 +26,8 @@ class RmtConfig(MethodConfig):
     """Settings of RMT."""
 
     optimizer: OptimizerName = Field("sgd", description="adam, adamw or sgd")
-    lr: float = Field(1e-4, ge=0, description="learning rate")
+    lr: float = Field(0.01, ge=0, description="learning rate")
+    nesterov: bool = Field(True, description="Nesterov's form of the momentum, for sgd")
     ema: float = Field(0.999, ge=0, le=1, description="share of itself the teacher keeps")
     contrast: float = Field(1.0, ge=0, description="weight of the pull towards prototypes")
     temperature: float = Field(0.1, gt=0, description="of the contrastive loss")
@@ -46,14 +47,16 @@ class Rmt(Method):
         paper="Döbler et al., CVPR 2023",
         trains="all parameters",
         predicts="before",
+        setting="ImageNet-C, ResNet-50",
         differences=(
             "predicts the sum of student's and teacher's logits, as the release does; source-free: "
             "no replay of labelled source images, no warm-up, and without warm-up no projector; "
-            "prototypes are the classifier's rows unless prototypes='source'"
+            "prototypes are the classifier's rows unless prototypes='source'; every image has its "
+            "own draw of the view"
         ),
     )
     presets = {
-        "imagenet-c": {"optimizer": "sgd", "lr": 1e-4},
+        "imagenet-c": {"optimizer": "sgd", "lr": 0.01},
         "cifar100-c": {"optimizer": "adam", "lr": 3e-4},
     }
 

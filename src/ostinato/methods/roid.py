@@ -22,6 +22,7 @@ class RoidConfig(MethodConfig):
 
     optimizer: OptimizerName = Field("sgd", description="adam, adamw or sgd")
     lr: float = Field(2.5e-4, ge=0, description="learning rate")
+    nesterov: bool = Field(True, description="Nesterov's form of the momentum, for sgd")
     temperature: float = Field(1 / 3, gt=0, description="of the sample weights")
     ensemble: float = Field(0.99, ge=0, le=1, description="share of the adapted weights kept")
     mean_momentum: float = Field(0.9, ge=0, le=1, description="of the mean prediction")
@@ -40,9 +41,11 @@ class Roid(Method):
         paper="Marsden et al., WACV 2024",
         trains="affine parameters of every normalisation layer",
         predicts="before",
+        setting="ImageNet-C, ResNet-50, Swin-B and ViT-B/16",
         differences=(
-            "weights are one where a batch has no spread to normalise by (a single image); the "
-            "view is drawn per image; the prior multiplies the logits, as in the release"
+            "weights are one where a batch has no spread to normalise by (a single image); every "
+            "image has its own draw of the view (the release draws once per batch); the prior "
+            "multiplies the logits, as in the release"
         ),
     )
     presets = {"imagenet-c": {"lr": 2.5e-4}}
@@ -67,7 +70,7 @@ class Roid(Method):
         loss = (weights * soft_likelihood_ratio(logits)).sum() / len(batch)
         if self.config.consistency:
             chosen = weights > 0
-            view = cotta_view(batch.pixels, self.random.generator, strong=False)[chosen]
+            view = roid_view(batch.pixels, self.random.generator)[chosen]
             distance = symmetric_cross_entropy(self.logits(batch, view), logits[chosen])
             loss = loss + (weights[chosen] * distance).sum() / len(batch)
         corrected = correct_prior(logits.detach()) if self.config.prior_correction else logits
@@ -82,6 +85,11 @@ class Roid(Method):
             source = [self.weights.source[name] for name in self.weights.parameters]
             torch._foreach_lerp_(adapted, source, 1 - self.config.ensemble)
         return moved
+
+
+def roid_view(pixels: Tensor, generator: torch.Generator) -> Tensor:
+    """The release's view: strong jitter, what moves in is mirrored, neither blur nor noise."""
+    return cotta_view(pixels, generator, padding="reflect", grain=False)
 
 
 def soft_likelihood_ratio(logits: Tensor, clip: float = 0.99) -> Tensor:

@@ -42,9 +42,11 @@ class Rotta(Method):
         paper="Yuan et al., CVPR 2023",
         trains="affine parameters of every normalisation layer",
         predicts="teacher",
+        setting="CIFAR-C, WideResNet and ResNeXt",
         differences=(
             "a LayerNorm variant: the release's robust batch norm has nothing to do in models "
-            "without batch statistics; images of other sizes are resized to the bank's first"
+            "without batch statistics; images of other sizes are resized to the bank's first; "
+            "every image has its own draw of the view"
         ),
     )
     presets = {"imagenet-c": {"optimizer": "adam", "lr": 1e-3, "capacity": 64}}

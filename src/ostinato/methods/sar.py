@@ -44,10 +44,12 @@ class Sar(Method):
         paper="Niu et al., ICLR 2023",
         trains="affine parameters of the norms in blocks 0 to 8",
         predicts="before",
+        setting="ImageNet-C, ViT-B/16",
         differences=(
             "the average loss starts anew after a recovery, as the paper has it (the release "
             "carries the old average on, so that recoveries repeat); the climb is lent to the "
-            "model for one forward in place of being added and taken off"
+            "model for one forward in place of being added and taken off; its own protocol "
+            "starts afresh for every corruption, which a stream does with reset='domain'"
         ),
     )
     presets = {"imagenet-c": {"lr": 1e-3}}
@@ -70,13 +72,14 @@ class Sar(Method):
         return Objective(logits, masked_mean(entropy, keep), keep.sum(), {"keep": keep})
 
     def update(self, batch: Input, objective: Objective) -> bool:
-        """Climb, take the gradient up there, step from where the climb began."""
+        """Climb, take the gradient up there, step from where the climb began.
+
+        Where no sample is reliable there is no slope, and the step is momentum's alone.
+        """
         assert self.weights is not None
         assert self.optimizer is not None
         assert objective.loss is not None
         keep = objective.extra["keep"]
-        if not bool(keep.any()):
-            return False
         values = climbed(self.weights.parameters, objective.loss, self.config.radius)
         if values is None:
             self.events.append("left out a non-finite update")
@@ -85,13 +88,14 @@ class Sar(Method):
             logits = select_classes(self._substitute(values, batch.pixels), batch.classes)
         entropy = softmax_entropy(logits)
         keep = keep & (entropy.detach() < entropy_threshold(self.config.kappa, logits.shape[1]))
-        second = Objective(logits, masked_mean(entropy, keep), keep.sum())
+        second = Objective(logits, masked_mean(entropy, keep))
         scale_rate(self.optimizer, self.config.lr, len(batch))
+        stepped, used = bool(self.optimizer.state), int(keep.sum())
         moved = self.descend(second, [self.optimizer])
-        objective.extra |= second.extra
-        if moved:
+        objective.extra |= second.extra | {"used": used}
+        if moved and used:
             self._watch(second.extra["loss"])
-        return moved
+        return moved and (used > 0 or stepped)
 
     def _watch(self, loss: float) -> None:
         past = self.average["loss"]

@@ -54,8 +54,7 @@ class SparsePrompt(nn.Module):
         """The model's logits for the decorated pixels."""
         if self.place is not None:
             size = pixels.shape[-2:]
-            prompt = fitted(self.prompt[None], size)
-            pixels = pixels + prompt * fitted(self.place, size)
+            pixels = pixels + fitted(self.prompt[None], size) * fitted(self.place, size)
         logits: Tensor = self.model(pixels)
         return logits
 
@@ -98,6 +97,7 @@ class Svdp(Method):
         trains="all weights and biases, and a sparse prompt in the input",
         predicts="teacher",
         tasks=frozenset({"classification", "segmentation"}),
+        setting="Cityscapes to ACDC, SegFormer-B5",
         differences=(
             "the prompt starts at zero and is resized to other image sizes; the optimizer is "
             "never rebuilt, as no domain boundary is known; the rate's scale is not published, "

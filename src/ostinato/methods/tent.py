@@ -38,7 +38,11 @@ class Tent(Method):
         trains="affine parameters of every normalisation layer",
         predicts="before",
         tasks=frozenset({"classification", "segmentation"}),
-        differences="LayerNorm in place of batch norm, as all ViT ports have it; not episodic",
+        setting="ImageNet-C, ViT-B/16, from ViDA's release (its own: ResNet-50, lr 2.5e-4)",
+        differences=(
+            "LayerNorm in place of batch norm, as all ViT ports have it; not episodic; plain "
+            "momentum, as its authors have it (ViDA's release sets Nesterov's: nesterov=True)"
+        ),
     )
     presets = {
         "imagenet-c": {"optimizer": "sgd", "lr": 1e-4, "momentum": 0.9},

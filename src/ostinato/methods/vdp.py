@@ -110,6 +110,7 @@ class Vdp(Method):
         paper="Gan et al., AAAI 2023",
         trains="two square prompts in the input",
         predicts="teacher",
+        setting="none by its authors: ours",
         differences=(
             "no public release; our reading: additive squares in two opposite corners, a quarter "
             "of the side each, starting at zero; the student sees an augmented view, the teacher "

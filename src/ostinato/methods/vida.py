@@ -29,6 +29,7 @@ class VidaConfig(MethodConfig):
     optimizer: OptimizerName = Field("sgd", description="adam, adamw or sgd")
     lr: float = Field(5e-7, ge=0, description="learning rate of the model")
     adapter_lr: float = Field(2e-7, ge=0, description="learning rate of the adapters")
+    nesterov: bool = Field(True, description="Nesterov's form of the momentum, for sgd")
     low_rank: int = Field(1, ge=1, description="rank of the domain-specific adapters")
     high_rank: int = Field(128, ge=1, description="rank of the domain-agnostic adapters")
     ema: float = Field(0.999, ge=0, le=1, description="share the teacher's model keeps")
@@ -73,10 +74,12 @@ class Vida(Method):
         trains="all parameters, and adapters beside the attention's linear layers",
         predicts="teacher",
         needs=frozenset({"prepared file"}),
+        setting="ImageNet-C, ViT-B/16",
         differences=(
             "both scales follow the uncertainty, as in the paper (in the release the high rank's "
             "never changes); scales are at 1 while the uncertainty is measured, and start at 1 "
             "with every batch; the warm-up keeps what held-out source images like best; "
+            "every image has its own draw of the views; "
             "warmed=False runs from adapters without effect and needs no file"
         ),
     )
@@ -127,7 +130,11 @@ class Vida(Method):
             take_over(added, self.resources.prepared)
         self.adapter_weights = self.track("adapters", Weights(added))
         self.adapter_optimizer = make_optimizer(
-            config.optimizer, list(added.values()), lr=config.adapter_lr, momentum=config.momentum
+            config.optimizer,
+            list(added.values()),
+            lr=config.adapter_lr,
+            momentum=config.momentum,
+            nesterov=config.nesterov,
         )
         self.track("adapter optimizer", OptimizerState(self.adapter_optimizer))
         mine = self.trainable()

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from ostinato.errors import ConfigError, StateError
 from ostinato.ops.heads import final_features
+from ostinato.ops.losses import entropy_threshold, softmax_entropy
 from ostinato.ops.prompts import inserted
 from ostinato.ops.snapshot import State
 
@@ -49,14 +50,24 @@ class Moments:
 
 
 @torch.no_grad()
-def collect_anchor(model: nn.Module, images: Tensor, batch: int = 50) -> State:
-    """Moments of the final features over source images (300 are enough)."""
+def collect_anchor(
+    model: nn.Module, images: Tensor, batch: int = 50, kappa: float | None = None
+) -> State:
+    """Moments of the final features over source images (300 are enough).
+
+    With `kappa`, only images count whose prediction has an entropy below kappa · ln C; all of them
+    where fewer than two do.
+    """
     if len(images) < 2:
         raise ConfigError(
             f"Source moments need at least 2 images (300 are good), not {len(images)}."
         )
-    found = torch.cat([final_features(model, part)[0] for part in images.split(batch)])
-    return State({"mean": found.mean(0), "std": found.std(0)}, {"images": len(images)})
+    parts = [final_features(model, part) for part in images.split(batch)]
+    found, logits = (torch.cat(some) for some in zip(*parts, strict=True))
+    if kappa is not None:
+        sure = softmax_entropy(logits) < entropy_threshold(kappa, logits.shape[1])
+        found = found[sure] if int(sure.sum()) > 1 else found
+    return State({"mean": found.mean(0), "std": found.std(0)}, {"images": len(found)})
 
 
 def read_anchor(state: State, width: int, device: torch.device) -> Moments:

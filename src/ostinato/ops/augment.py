@@ -9,12 +9,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 GREY = (0.299, 0.587, 0.114)
+SHIFT = 1 / 8
+"""Of a side: the releases move an image by up to 1/16 after padding it to twice its size."""
+Padding = Literal["edge", "reflect"]
+"""What lies beyond the border: the edge's own value, or the image mirrored at its edge."""
 
 
 @dataclass(frozen=True)
@@ -27,18 +32,35 @@ class Strength:
     hue: float
     gamma: float
     degrees: float
-    translate: float
     scale: float
     blur: float
     noise: float = 0.005
 
 
-SOFT = Strength(0.2, 0.15, 0.25, 0.03, 0.15, 8.0, 1 / 16, 0.05, 0.25)
-STRONG = Strength(0.4, 0.3, 0.5, 0.06, 0.3, 15.0, 1 / 16, 0.1, 0.5)
+SOFT = Strength(0.2, 0.15, 0.25, 0.03, 0.15, 8.0, 0.05, 0.25)
+STRONG = Strength(0.4, 0.3, 0.5, 0.06, 0.3, 15.0, 0.1, 0.5)
 
 
-def cotta_view(pixels: Tensor, generator: torch.Generator, *, strong: bool = True) -> Tensor:
+def cotta_view(
+    pixels: Tensor,
+    generator: torch.Generator,
+    *,
+    strong: bool = True,
+    padding: Padding = "edge",
+    shift: float = SHIFT,
+    grain: bool = True,
+) -> Tensor:
     """One random view of every image: colour jitter, affine map, blur, flip and noise.
+
+    The defaults are the view of CoTTA's release, which ViDA's, RoTTA's and RMT's share.
+
+    Args:
+        pixels: in [0, 1].
+        generator: where every random number comes from.
+        strong: the strong ranges or the soft ones.
+        padding: what an image that moves uncovers.
+        shift: the largest shift, as a share of each side.
+        grain: blur and noise on top; ROID's release has neither.
 
     >>> images = torch.rand(2, 3, 8, 8)
     >>> one = cotta_view(images, torch.Generator().manual_seed(0))
@@ -49,7 +71,9 @@ def cotta_view(pixels: Tensor, generator: torch.Generator, *, strong: bool = Tru
     by = STRONG if strong else SOFT
     view = pixels.float().clamp(0, 1)
     view = colour_jitter(view, generator, by)
-    view = random_affine(view, generator, by)
+    view = random_affine(view, generator, by, padding, shift)
+    if not grain:
+        return random_flip(view, generator)
     view = gaussian_blur(view, _uniform(view, generator, 0.001, by.blur))
     view = random_flip(view, generator)
     return (view + by.noise * _noise(view, generator)).clamp(0, 1)
@@ -152,16 +176,30 @@ def shift_hue(pixels: Tensor, turns: Tensor) -> Tensor:
     return torch.stack(channels, 1)
 
 
-def random_affine(pixels: Tensor, generator: torch.Generator, by: Strength) -> Tensor:
-    """Rotate, shift and scale every image about its centre; the edge continues outwards."""
+def random_affine(
+    pixels: Tensor,
+    generator: torch.Generator,
+    by: Strength,
+    padding: Padding = "edge",
+    shift: float = SHIFT,
+) -> Tensor:
+    """Turn, move (by whole pixels) and scale every image about its centre."""
+    height, width = pixels.shape[-2:]
     angle = _uniform(pixels, generator, -by.degrees, by.degrees) * (math.pi / 180)
-    shift_x = _uniform(pixels, generator, -by.translate, by.translate)
-    shift_y = _uniform(pixels, generator, -by.translate, by.translate)
+    right = (_uniform(pixels, generator, -shift, shift) * width).round() / width
+    down = (_uniform(pixels, generator, -shift, shift) * height).round() / height
     scale = _uniform(pixels, generator, 1 - by.scale, 1 + by.scale)
-    return affine(pixels, angle, shift_x, shift_y, scale)
+    return affine(pixels, angle, right, down, scale, padding)
 
 
-def affine(pixels: Tensor, angle: Tensor, right: Tensor, down: Tensor, scale: Tensor) -> Tensor:
+def affine(
+    pixels: Tensor,
+    angle: Tensor,
+    right: Tensor,
+    down: Tensor,
+    scale: Tensor,
+    padding: Padding = "edge",
+) -> Tensor:
     """Turn by `angle` (radians), scale, then move by shares of width and height; one per image."""
     height, width = pixels.shape[-2:]
     device = pixels.device
@@ -172,8 +210,17 @@ def affine(pixels: Tensor, angle: Tensor, right: Tensor, down: Tensor, scale: Te
     x = xs.view(1, 1, -1) - right * width
     y = ys.view(1, -1, 1) - down * height
     cos, sin = angle.cos() / scale, angle.sin() / scale
-    grid = torch.stack([(cos * x + sin * y) * 2 / width, (cos * y - sin * x) * 2 / height], -1)
-    return F.grid_sample(pixels, grid, mode="bilinear", padding_mode="border", align_corners=False)
+    x, y = cos * x + sin * y, cos * y - sin * x
+    # A mirror stands at the centre of the outermost pixels, so these are where the grid is ±1.
+    mirror = padding == "reflect"
+    wide, high = (max(side - mirror, 1) for side in (width, height))
+    return F.grid_sample(
+        pixels,
+        torch.stack([x * 2 / wide, y * 2 / high], -1),
+        mode="bilinear",
+        padding_mode="reflection" if mirror else "border",
+        align_corners=mirror,
+    )
 
 
 def gaussian_blur(pixels: Tensor, sigma: Tensor, size: int = 5) -> Tensor:

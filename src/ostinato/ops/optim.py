@@ -22,15 +22,25 @@ def make_optimizer(
     lr: float,
     weight_decay: float = 0.0,
     momentum: float = 0.0,
+    nesterov: bool = False,
 ) -> torch.optim.Optimizer:
     """Adam and AdamW with (0.9, 0.999), SGD with momentum.
+
+    `nesterov` steps along the gradient plus the momentum that already counts it; without any
+    momentum it changes nothing.
 
     >>> type(make_optimizer("sgd", [nn.Parameter(torch.ones(1))], lr=0.1)).__name__
     'SGD'
     """
     optimizer: torch.optim.Optimizer
     if name == "sgd":
-        optimizer = torch.optim.SGD(parameters, lr=lr, momentum=momentum, weight_decay=weight_decay)
+        optimizer = torch.optim.SGD(
+            parameters,
+            lr=lr,
+            momentum=momentum,
+            weight_decay=weight_decay,
+            nesterov=nesterov and momentum > 0,
+        )
     else:
         kind = torch.optim.Adam if name == "adam" else torch.optim.AdamW
         optimizer = kind(parameters, lr=lr, betas=(0.9, 0.999), weight_decay=weight_decay)

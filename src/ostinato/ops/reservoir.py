@@ -15,7 +15,7 @@ from ostinato.ops.snapshot import State, Stateful
 
 
 def assignments(styles: Tensor, centroids: Tensor, temperature: float) -> Tensor:
-    """softmax(−squared distance / temperature) of styles (..., d) over centroids (K, d).
+    """softmax(−distance / temperature) of styles (..., d) over centroids (K, d).
 
     >>> assignments(torch.zeros(1), torch.tensor([[0.0], [5.0]]), 1.0).round().tolist()
     [1.0, 0.0]
@@ -25,8 +25,8 @@ def assignments(styles: Tensor, centroids: Tensor, temperature: float) -> Tensor
 
 def log_assignments(styles: Tensor, centroids: Tensor, temperature: float) -> Tensor:
     """The same as logarithms, which stay finite for styles far away."""
-    apart = styles.unsqueeze(-2) - centroids
-    scores: Tensor = (-apart.square().sum(-1) / temperature).log_softmax(-1)
+    apart = torch.linalg.vector_norm(styles.unsqueeze(-2) - centroids, dim=-1)
+    scores: Tensor = (-apart / temperature).log_softmax(-1)
     return scores
 
 
@@ -74,17 +74,16 @@ class Styles:
         self._set(torch.cat([known, style.detach()[None]]))
 
     def learn(self, style: Tensor, temperature: float, generator: torch.Generator) -> None:
-        """Take a style into the sample, and move the centroids one step."""
+        """Move the centroids one step by the sample and a style, then take the style in."""
+        if len(self._centroids) > 1 and self.lr > 0:
+            past = style.new_zeros(0, len(style)) if self.sample is None else self.sample
+            seen = torch.cat([past[: self.seen], style[None]])
+            with torch.enable_grad():
+                loss = clustering_loss(log_assignments(seen, self._centroids, temperature))
+                self._optimizer.zero_grad(set_to_none=True)
+                loss.backward()
+            self._optimizer.step()
         self._keep(style, generator)
-        assert self.sample is not None
-        if len(self._centroids) < 2 or self.lr == 0:
-            return
-        seen = self.sample[: min(self.seen, self.memory)]
-        with torch.enable_grad():
-            loss = clustering_loss(log_assignments(seen, self._centroids, temperature))
-            self._optimizer.zero_grad(set_to_none=True)
-            loss.backward()
-        self._optimizer.step()
 
     def export_state(self) -> State:
         """Centroids, their optimizer and the sample."""

@@ -58,7 +58,7 @@ def style_of(moments: Tensor) -> Tensor:
 
 
 def distance_quantile(
-    moments: Tensor, batch: int, quantile: float, generator: torch.Generator, draws: int = 64
+    moments: Tensor, batch: int, quantile: float, generator: torch.Generator, draws: int = 256
 ) -> float:
     """A quantile of the distances between styles of random source batches of this size."""
     chosen = torch.stack(

@@ -1,0 +1,37 @@
+"""The methods that ReservoirTTA's release puts into its slots, and the settings it gives them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ostinato.errors import ConfigError
+from ostinato.methods.base import Method, MethodConfig
+from ostinato.methods.contract import resolve_config
+from ostinato.registry import METHODS
+
+_STEP = {"lr": 2.5e-4, "nesterov": True}
+RELEASED: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "tent": ("tent", _STEP),
+    "eta": ("eata", {**_STEP, "fisher_alpha": 0.0}),
+    "eata": ("eata", _STEP),
+    "sar": ("sar", {"lr": 1e-3}),
+    "roid": ("roid", _STEP),
+}
+"""By the release's names: our method, and the settings it has there."""
+
+
+def inner_method(config: Any) -> tuple[type[Method], MethodConfig]:
+    """The inner method's class and config, from a `ReservoirConfig`.
+
+    A preset, where one is named, comes in place of the release's settings. Seed and precision are
+    the wrapper's.
+    """
+    if config.inner == "reservoir":
+        raise ConfigError("A reservoir wraps another method, not itself: set inner='tent', say.")
+    name, released = RELEASED.get(config.inner, (config.inner, {}))
+    kind: type[Method] = METHODS[name]
+    usual = {} if config.inner_preset else released
+    shared = {"seed": config.seed, "precision": config.precision}
+    settings = {**usual, **shared, **config.inner_settings}
+    return kind, resolve_config(kind, config.inner_preset, settings)
