@@ -112,6 +112,7 @@ def method_page(costs: dict[str, Cost] | None = None) -> str:
     for name in names:
         kind = METHODS[name]
         text += f"\n- **{name}**: {first_line(kind)} Differences: {kind.info.differences}."
+        text += f" Published: {kind.info.published}." if kind.info.published else ""
     return text + "\n"
 
 

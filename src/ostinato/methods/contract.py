@@ -32,6 +32,7 @@ class MethodInfo:
         tasks: what it can be used for.
         needs: help beyond the unlabeled stream.
         differences: from its authors' release, in words.
+        published: its authors' own figure and the protocol it holds for, where known.
     """
 
     title: str
@@ -41,6 +42,7 @@ class MethodInfo:
     tasks: frozenset[str] = frozenset({"classification"})
     needs: frozenset[Need] = frozenset()
     differences: str = "none known"
+    published: str = ""
 
 
 class MethodConfig(Config):
