@@ -18,7 +18,7 @@ from ostinato.methods.contract import resolve_config
 from ostinato.registry import METHODS
 
 K = 7
-STILL = ("source", "lame", "neo", "foa_shift")
+STILL = ("source", "lame", "neo", "foa_shift", "pea", "t3a")
 RANKS = (32, 16)  # of the paper's shared and domain experts
 MODELS = {
     "plain": {"width": 32, "depth": 2, "mlp": 128, "patch": 8, "tokens": 16, "classes": 5},

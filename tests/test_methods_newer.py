@@ -18,8 +18,12 @@ from ostinato.registry import METHODS
 NEWER: dict[str, dict[str, Any]] = {
     "neo": {},
     "foa_shift": {},
+    "pea": {},
+    "come": {"lr": 1e-1},
+    "cmf": {"lr": 1e-2},
+    "t3a": {"supports": 2},
 }
-FORWARD_ONLY = ("neo", "foa_shift")
+FORWARD_ONLY = ("neo", "foa_shift", "pea", "t3a")
 
 
 def build(name: str, **more: Any) -> Method:
