@@ -100,7 +100,7 @@ def expected(name: str, kind: str) -> tuple[int, int]:
         return 0, max(1, depth - 3) * 4 * d
     if name in ("sar", "deyo"):
         return 0, s["block norms"]  # of the first nine
-    if name in ("cotta", "rmt"):
+    if name in ("cotta", "rmt", "memo"):
         return 0, s["all"]
     return 0, 0 if name in STILL else s["norms"]
 

@@ -22,6 +22,7 @@ NEWER: dict[str, dict[str, Any]] = {
     "come": {"lr": 1e-1},
     "cmf": {"lr": 1e-2},
     "t3a": {"supports": 2},
+    "memo": {"views": 2, "lr": 1e-2},
 }
 FORWARD_ONLY = ("neo", "foa_shift", "pea", "t3a")
 
