@@ -87,6 +87,8 @@ def expected(name: str, kind: str) -> tuple[int, int]:
         return 3 * 540 * 960, s["named"] + 3 * 540 * 960
     if name == "vdp":
         return 2 * 3 * 56 * 56, 2 * 3 * 56 * 56
+    if name == "foa":
+        return 3 * d, 3 * d
     if name == "dpcore":
         return K * 8 * d, 8 * d
     if name == "kff":  # and one token a class, of which one step moves an image's

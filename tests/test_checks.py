@@ -17,6 +17,7 @@ SHORT = {
     "kff": {"new_steps": 3},
     "adma": {"views": 2},
     "memo": {"views": 2},
+    "foa": {"population": 6},
     "becotta": {"warm_steps": 5},
     "vida": {"warm_steps": 5},
     "ecotta": {"warm_steps": 5},

@@ -23,8 +23,9 @@ NEWER: dict[str, dict[str, Any]] = {
     "cmf": {"lr": 1e-2},
     "t3a": {"supports": 2},
     "memo": {"views": 2, "lr": 1e-2},
+    "foa": {"population": 6},
 }
-FORWARD_ONLY = ("neo", "foa_shift", "pea", "t3a")
+FORWARD_ONLY = ("neo", "foa_shift", "pea", "t3a", "foa")
 
 
 def build(name: str, **more: Any) -> Method:
