@@ -95,6 +95,8 @@ def expected(name: str, kind: str) -> tuple[int, int]:
         return K * 8 * d + m["classes"] * d, 8 * d + d
     if name == "reservoir":  # TENT's parameters once more for each further style
         return (K - 1) * s["norms"], s["norms"]
+    if name == "imse":  # four maps of full rank a block, once more for each domain that has ended
+        return (K - 1) * depth * 4 * d, depth * 4 * d
     if name == "cola":  # ETA's parameters and a share for each domain that has ended
         return (K - 1) * (s["norms"] + 1), s["norms"]
     if name == "dual_expert":  # two experts and their router in every FFN

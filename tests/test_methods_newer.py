@@ -24,6 +24,7 @@ NEWER: dict[str, dict[str, Any]] = {
     "t3a": {"supports": 2},
     "memo": {"views": 2, "lr": 1e-2},
     "foa": {"population": 6},
+    "imse": {"least": 1, "kappa": 1.0},
     "cola": {"inner": "tent", "inner_settings": {"lr": 1e-2}, "least": 1},
 }
 FORWARD_ONLY = ("neo", "foa_shift", "pea", "t3a", "foa")

@@ -21,9 +21,8 @@ class Look:
     @classmethod
     def of(cls, model: nn.Module, pixels: Tensor) -> Look:
         """Of a batch, over its images and patches, on their way into the first block."""
-        tokens = embedded_tokens(model, pixels)[:, prefix_tokens(model) :].float()
-        flat = tokens.reshape(-1, tokens.shape[-1])
-        return cls(flat.mean(0), flat.var(0))
+        tokens = patch_tokens(model, pixels)
+        return cls(tokens.mean(0), tokens.var(0))
 
     def distance(self, other: Look) -> float:
         """The symmetric KL divergence of normal distributions, mean over features.
@@ -56,6 +55,12 @@ def embedded_tokens(model: nn.Module, pixels: Tensor) -> Tensor:
     except _EnoughError:
         pass
     return found[0]
+
+
+def patch_tokens(model: nn.Module, pixels: Tensor) -> Tensor:
+    """All patches of all images as (T, D), on their way into the first block."""
+    tokens = embedded_tokens(model, pixels)[:, prefix_tokens(model) :]
+    return tokens.reshape(-1, tokens.shape[-1]).float()
 
 
 class ShiftDetector:
