@@ -97,6 +97,9 @@ def expected(name: str, kind: str) -> tuple[int, int]:
         return (K - 1) * s["norms"], s["norms"]
     if name == "imse":  # four maps of full rank a block, once more for each domain that has ended
         return (K - 1) * depth * 4 * d, depth * 4 * d
+    if name == "zoa":  # two norms in every block but the first
+        mine = (depth - 1) * 4 * d
+        return (K - 1) * (mine + 1), mine
     if name == "cola":  # ETA's parameters and a share for each domain that has ended
         return (K - 1) * (s["norms"] + 1), s["norms"]
     if name == "dual_expert":  # two experts and their router in every FFN

@@ -25,9 +25,10 @@ NEWER: dict[str, dict[str, Any]] = {
     "memo": {"views": 2, "lr": 1e-2},
     "foa": {"population": 6},
     "imse": {"least": 1, "kappa": 1.0},
+    "zoa": {"least": 1},
     "cola": {"inner": "tent", "inner_settings": {"lr": 1e-2}, "least": 1},
 }
-FORWARD_ONLY = ("neo", "foa_shift", "pea", "t3a", "foa")
+FORWARD_ONLY = ("neo", "foa_shift", "pea", "t3a", "foa", "zoa")
 
 
 def build(name: str, **more: Any) -> Method:

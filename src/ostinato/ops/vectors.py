@@ -57,12 +57,16 @@ class DomainVectors:
 
     def step(self, gradient: Tensor, lr: float, decay: float, scale_decay: float | None) -> None:
         """One step of AdamW that remembers nothing; the scale moves too where it has a decay."""
-        if self.count < 2:
-            return
         by_alpha, by_scale = self.slopes(gradient)
-        self.alphas[: self.count] = _first_step(self.alphas[: self.count], by_alpha, lr, decay)
-        if scale_decay is not None:
+        self.move(by_alpha, lr, decay)
+        if scale_decay is not None and self.count > 1:
             self.scale = _first_step(self.scale, by_scale, lr, scale_decay)
+
+    def move(self, by_alpha: Tensor, lr: float, decay: float) -> None:
+        """The same for α alone, whose gradient is given; the source alone has nothing to mix."""
+        if self.count > 1:
+            now = self.alphas[: self.count]
+            self.alphas[: self.count] = _first_step(now, by_alpha, lr, decay)
 
     def add(self, vector: Tensor, size: float, margin: float) -> None:
         """One more vector, with the largest share so far.
