@@ -100,6 +100,8 @@ def expected(name: str, kind: str) -> tuple[int, int]:
     if name == "zoa":  # two norms in every block but the first
         mine = (depth - 1) * 4 * d
         return (K - 1) * (mine + 1), mine
+    if name == "spa":  # a square predictor before the classifier
+        return d * d, s["norms"] + d * d
     if name == "cola":  # ETA's parameters and a share for each domain that has ended
         return (K - 1) * (s["norms"] + 1), s["norms"]
     if name == "dual_expert":  # two experts and their router in every FFN

@@ -26,6 +26,7 @@ NEWER: dict[str, dict[str, Any]] = {
     "foa": {"population": 6},
     "imse": {"least": 1, "kappa": 1.0},
     "zoa": {"least": 1},
+    "spa": {},
     "cola": {"inner": "tent", "inner_settings": {"lr": 1e-2}, "least": 1},
 }
 FORWARD_ONLY = ("neo", "foa_shift", "pea", "t3a", "foa", "zoa")

@@ -94,7 +94,7 @@ class Pea(Method):
     Config = PeaConfig
     info = MethodInfo(
         title="PEA",
-        paper="Xiao et al., ICLR 2026",
+        paper="Ma et al., ICLR 2026",
         trains="nothing",
         predicts="before",
         needs=frozenset({"prepared file"}),
