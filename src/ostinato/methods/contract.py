@@ -18,6 +18,7 @@ from ostinato.ops.statistics import SourceStatistics
 
 Need = Literal["source statistics", "prepared file", "domain labels"]
 Predicts = Literal["before", "after", "last", "teacher"]
+Norms = Literal["any", "batch"]
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,7 @@ class MethodInfo:
         needs: help beyond the unlabeled stream.
         differences: from its authors' release, in words.
         published: its authors' own figure and the protocol it holds for, where known.
+        norms: "batch" where it works on models with batch norm alone.
     """
 
     title: str
@@ -43,6 +45,7 @@ class MethodInfo:
     needs: frozenset[Need] = frozenset()
     differences: str = "none known"
     published: str = ""
+    norms: Norms = "any"
 
 
 class MethodConfig(Config):
