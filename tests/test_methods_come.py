@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 
 from ostinato import adapt
-from ostinato.checks import small_batches, small_model
+from ostinato.checks import check_method, small_batches, small_model
 from ostinato.methods.come import opinion_entropy
 
 
@@ -38,3 +39,29 @@ def test_a_step_is_the_gradient_step_for_the_batch_size():
         step = 0.8 * len(batch) / 64 * twin.weights.parameters[name].grad
         expected = method.weights.source[name] - step
         torch.testing.assert_close(parameter.detach(), expected, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("inner", ["eta", "sar"])
+def test_inside_other_rules_it_conforms_while_it_really_adapts(inner):
+    report = check_method("come", inner=inner, kappa=1.1, redundancy=0.9, lr=1e-1)
+    assert report.passed, str(report)
+
+
+def test_eta_takes_sure_and_new_opinions_weighted():
+    batch = small_batches(1)[0]
+    method = adapt(small_model(), "come", inner="eta", kappa=1.0, redundancy=0.99)
+    with torch.no_grad():
+        entropy = opinion_entropy(method.model(batch)).double().numpy()
+    bound = np.log(5)
+    kept = entropy[entropy < bound]
+    out = method.step(batch)
+    assert out.used == len(kept) > 0
+    assert out.loss == pytest.approx(float((np.exp(bound - kept) * kept).mean()), rel=1e-4)
+
+
+def test_sar_starts_over_when_opinions_become_too_sure():
+    method = adapt(small_model(), "come", inner="sar", kappa=2.0, recover_below=5.0, lr=1e-1)
+    out = method.step(small_batches(1)[0])
+    assert "recovered the source model" in out.events
+    for name, parameter in method.weights.parameters.items():
+        assert torch.equal(parameter, method.weights.source[name])
