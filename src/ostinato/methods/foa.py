@@ -107,10 +107,10 @@ class Foa(Method):
         self.search.tell(samples, scores)
         self.target.update(torch.stack(means))
         assert chosen is not None
+        extra = {"loss": min(scores), "used": len(batch)}
         if shift is None:
-            return Objective(select_classes(chosen, batch.classes), extra={"loss": min(scores)})
-        moved = shifted_logits(self.model, chosen, shift, batch.classes)
-        return Objective(moved, extra={"loss": min(scores), "used": len(batch)})
+            return Objective(select_classes(chosen, batch.classes), extra=extra)
+        return Objective(shifted_logits(self.model, chosen, shift, batch.classes), extra=extra)
 
     def trained(self) -> int:
         """The prompt's numbers."""

@@ -160,10 +160,9 @@ class Pea(Method):
             tokens = torch.cat(parts)
             variance = tokens.var(0, correction=int(len(tokens) > 1))
             apart = (source.mean - tokens.mean(0), source.covariance.diagonal() - variance)
-            scores.append(sum(torch.linalg.vector_norm(a) for a in apart))
-        return [
-            float(share) for share in relative(torch.stack([torch.as_tensor(s) for s in scores]))
-        ]
+            scores.append(torch.stack([torch.linalg.vector_norm(a) for a in apart]).sum())
+        found_shares: list[float] = relative(torch.stack(scores)).tolist()
+        return found_shares
 
     def _align(self, block: int, tokens: Tensor) -> Tensor:
         share = self.shares[block]
