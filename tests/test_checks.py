@@ -16,6 +16,8 @@ SHORT = {
     "dpcore": {"new_steps": 3},
     "kff": {"new_steps": 3},
     "adma": {"views": 2},
+    "memo": {"views": 2},
+    "foa": {"population": 6},
     "becotta": {"warm_steps": 5},
     "vida": {"warm_steps": 5},
     "ecotta": {"warm_steps": 5},

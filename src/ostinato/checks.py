@@ -90,6 +90,31 @@ def small_batches(count: int, size: int = 8, seed: int = 0) -> list[Tensor]:
     return batches
 
 
+def small_cnn(seed: int = 0) -> nn.Module:
+    """A network of two convolutions with batch norm, for methods that need that."""
+    state = torch.get_rng_state()
+    torch.manual_seed(seed)
+    try:
+        model: Any = nn.Sequential(
+            *(nn.Conv2d(3, 8, 3, stride=4), nn.BatchNorm2d(8), nn.ReLU()),
+            *(nn.Conv2d(8, 16, 3, stride=2), nn.BatchNorm2d(16), nn.ReLU()),
+            *(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, CLASSES)),
+        )
+        with torch.no_grad():  # statistics as if it had been trained on something
+            for _ in range(20):
+                model(torch.randn(8, 3, SIZE, SIZE))
+    finally:
+        torch.set_rng_state(state)
+    model.pretrained_cfg = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
+    result: nn.Module = model.eval()
+    return result
+
+
+def example_model(kind: type[Method]) -> nn.Module:
+    """A small model that a method can work on."""
+    return small_cnn() if kind.info.norms == "batch" else small_model()
+
+
 Build = Callable[..., Method]
 
 
@@ -118,11 +143,13 @@ def _builder(name: str, kind: type[Method], settings: dict[str, Any]) -> Build:
     prepared: list[State] = []  # made once: warming adapters takes longer than a check
 
     def build(**more: Any) -> Method:
-        model = small_model()
+        model = example_model(kind)
         help_given: dict[str, Any] = {}
         if "preset" not in settings and name == "dual_expert":
             help_given["preset"] = "robust"
-        help_given["statistics"] = collect_statistics(model, torch.cat(small_batches(4, seed=9)))
+        if kind.info.norms == "any":  # they are read from transformer blocks
+            images = torch.cat(small_batches(4, seed=9))
+            help_given["statistics"] = collect_statistics(model, images)
         config = resolve_config(kind, settings.get("preset"), _plain({**settings, **more}))
         if "prepared file" in kind.needs(config):
             if not prepared:
@@ -274,9 +301,9 @@ def check_memory(build: Build) -> str | None:
 
 def check_unwrap(build: Build) -> str | None:
     """Unwrap gives the source model back, bit for bit."""
-    source = small_model()
-    flags = {name: p.requires_grad for name, p in source.named_parameters()}
     method = build()
+    source = example_model(type(method))
+    flags = {name: p.requires_grad for name, p in source.named_parameters()}
     _run(method, small_batches(4))
     back = method.detach()
     expected, given = source.state_dict(), back.state_dict()

@@ -19,6 +19,8 @@ from ostinato.registry import METHODS
 BATCH = 32
 SIDE = 64
 PRESET = {"dual_expert": "robust"}
+FEWER = {"memo": 2}
+"""Images a batch where each is treated by itself, so that a few tell what all cost."""
 QUICK = {"warm_steps": 1, "fisher_images": BATCH}
 """Settings of the preparation, which the cost of a step does not depend on."""
 
@@ -46,12 +48,12 @@ LEGEND = """
 ## Cost
 
 Counted on a plain ViT-Tiny with random weights at {side} px (patches of 8), in batches of {batch}
-images, default settings (`dual_expert`: `robust`): the parameters that one step moves, as a share
-of the source model's own, and the floating point operations of a step in forwards of the source
-model, on a domain's first batch and on average over the next two. The first differs where a new
-domain gets more steps, or where evidence or a memory bank is gathered before anything moves.
-Filters and extra views depend on the data: CoTTA's 32 views come only where the source model is
-unsure.
+images, default settings (`dual_expert`: `robust`; `bn`: on a ResNet-18): the parameters that one
+step moves, as a share of the source model's own, and the floating point operations of a step in
+forwards of the source model, on a domain's first batch and on average over the next two. The first
+differs where a new domain gets more steps, or where evidence or a memory bank is gathered before
+anything moves. Filters and extra views depend on the data: CoTTA's 32 views come only where the
+source model is unsure.
 `ostinato speed` measures time and memory.
 
 """
@@ -80,20 +82,31 @@ def plain_vit() -> nn.Module:
     return model.eval()
 
 
+def plain_cnn() -> nn.Module:
+    """A ResNet-18 with random weights, for methods that need batch norm."""
+    import timm
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model: nn.Module = timm.create_model("resnet18", num_classes=10)
+    return model.eval()
+
+
 def method_cost(name: str) -> Cost:
     """What a method costs on a plain ViT.
 
     >>> method_cost("source")
     Cost(moved=0.0, first=1.0, later=1.0)
     """
+    count = FEWER.get(name, BATCH)
     images, labels, _ = embedded_images("tune")
-    images = images[: 2 * BATCH].repeat_interleave(SIDE // 32, 2).repeat_interleave(SIDE // 32, 3)
-    model = plain_vit()
+    images = images[: 2 * count].repeat_interleave(SIDE // 32, 2).repeat_interleave(SIDE // 32, 3)
+    model = plain_cnn() if METHODS[name].info.norms == "batch" else plain_vit()
     source = sum(p.numel() for p in model.parameters())
     with torch.no_grad():
-        once = _operations(model, images[:BATCH].float() / 255)
-    method = _adapted(name, model, images[BATCH:], labels[BATCH : 2 * BATCH])
-    counts = [_operations(method, images[:BATCH]) / once for _ in range(3)]
+        once = _operations(model, images[:count].float() / 255)
+    method = _adapted(name, model, images[count:], labels[count : 2 * count])
+    counts = [_operations(method, images[:count]) / once for _ in range(3)]
     return Cost(100 * method.trained() / source, counts[0], (counts[1] + counts[2]) / 2)
 
 
@@ -114,6 +127,7 @@ def method_page(costs: dict[str, Cost] | None = None) -> str:
     for name in names:
         kind = METHODS[name]
         text += f"\n- **{name}**: {first_line(kind)} Differences: {kind.info.differences}."
+        text += f" Published: {kind.info.published}." if kind.info.published else ""
     return text + "\n"
 
 

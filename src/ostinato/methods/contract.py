@@ -18,6 +18,7 @@ from ostinato.ops.statistics import SourceStatistics
 
 Need = Literal["source statistics", "prepared file", "domain labels"]
 Predicts = Literal["before", "after", "last", "teacher"]
+Norms = Literal["any", "batch"]
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,8 @@ class MethodInfo:
         setting: what its usual settings were chosen for: data, architecture, and by whom where
             that was not its authors.
         differences: from its authors' release, in words.
+        published: its authors' own figure and the protocol it holds for, where known.
+        norms: "batch" where it works on models with batch norm alone.
     """
 
     title: str
@@ -44,6 +47,8 @@ class MethodInfo:
     needs: frozenset[Need] = frozenset()
     setting: str = "-"
     differences: str = "none known"
+    published: str = ""
+    norms: Norms = "any"
 
 
 class MethodConfig(Config):

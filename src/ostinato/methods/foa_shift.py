@@ -1,0 +1,67 @@
+"""FOA-shift: the classifier's input, moved back to where source images have it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from ostinato.methods.base import Input, Method, MethodConfig, MethodInfo, Objective
+from ostinato.models import VisionModel
+from ostinato.ops.anchor import collect_anchor, read_anchor
+from ostinato.ops.heads import final_features, find_head, select_classes
+from ostinato.ops.recentre import RunningMean, shifted_logits
+from ostinato.ops.snapshot import State
+from ostinato.registry import METHODS
+
+
+class FoaShiftConfig(MethodConfig):
+    """Settings of FOA-shift."""
+
+    rate: float = Field(0.1, gt=0, le=1, description="share of a batch in the target's mean")
+
+
+@METHODS.register("foa_shift")
+class FoaShift(Method):
+    """Add the difference of the source's and the target's mean feature."""
+
+    name = "foa_shift"
+    rates = ()
+    Config = FoaShiftConfig
+    info = MethodInfo(
+        title="FOA-shift",
+        paper="Niu et al., ICML 2024",
+        trains="nothing",
+        predicts="before",
+        needs=frozenset({"prepared file"}),
+        differences="none known; a batch is moved by what earlier batches showed",
+    )
+    presets = {"imagenet-c": {"rate": 0.1}}
+
+    @classmethod
+    def prepare(
+        cls, model: VisionModel, images: Tensor, labels: Tensor | None, config: Any
+    ) -> State:
+        """The source's mean feature (its authors take 32 images); labels are not used."""
+        return collect_anchor(model, images)
+
+    def configure(self) -> None:
+        """The source's mean, and the target's."""
+        assert self.resources.prepared is not None
+        width = find_head(self.model.base).in_features
+        source = read_anchor(self.resources.prepared, width, self.model.device)
+        self.source_mean = source.mean
+        self.target = self.track("target", RunningMean(self.config.rate))
+
+    @torch.no_grad()
+    def objective(self, batch: Input) -> Objective:
+        """One forward, shifted by what is known so far; then the batch is taken in."""
+        features, logits = final_features(self.model, batch.pixels)
+        known = self.target.value
+        self.target.update(features)
+        if known is None:
+            return Objective(select_classes(logits, batch.classes))
+        shift = self.source_mean - known
+        return Objective(shifted_logits(self.model, logits, shift, batch.classes))
