@@ -10,6 +10,7 @@ from typing import Literal
 
 from ostinato.config import Config
 from ostinato.errors import ConfigError, did_you_mean
+from ostinato.ops.files import write_atomically
 
 FACTS = ("Model", "Weights", "Input", "Images", "Seeds", "Help", "Predicts", "Views")
 """What every row says about itself, in this order."""
@@ -101,7 +102,7 @@ class TableResult(Config):
         written = []
         for form, suffix in SUFFIXES.items():
             path = place / f"{self.name}-{self.scale}{suffix}"
-            path.write_text(render(self, form), encoding="utf-8")
+            write_atomically(path, render(self, form).encode())
             written.append(path)
         return written
 

@@ -21,6 +21,7 @@ from ostinato.bench.provenance import Provenance, spec_hash
 from ostinato.bench.record import Record
 from ostinato.bench.summary import Summary
 from ostinato.errors import ConfigError, DataError, StateError
+from ostinato.ops.files import write_atomically
 
 if TYPE_CHECKING:
     from ostinato.ops.snapshot import State
@@ -263,16 +264,7 @@ def find_run(root: str | Path, digest: str) -> Path | None:
 def write_json(path: Path, value: Any) -> None:
     """Write atomically: readers see the old file or the new one, never half of it."""
     text = json.dumps(value, indent=2, sort_keys=True, allow_nan=False) + "\n"
-    part = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with part.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
+    write_atomically(path, text.encode())
 
 
 def _read_json(path: Path) -> dict[str, Any]:

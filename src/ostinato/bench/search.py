@@ -19,6 +19,7 @@ from ostinato.bench.printed import printed
 from ostinato.bench.render import Heading, TableResult, TableRow, Value
 from ostinato.bench.table import Table, Variant
 from ostinato.errors import ConfigError
+from ostinato.ops.files import write_atomically
 from ostinato.registry import METHODS, TABLES
 
 FACTORS = (0.1, 0.3, 1.0, 3.0, 10.0)
@@ -135,7 +136,7 @@ def write_factors(path: Path, chosen: Mapping[str, float], command: str) -> None
     """Keep what a search chose, with the command that made it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     content = {"command": command, "factors": dict(chosen)}
-    path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    write_atomically(path, (json.dumps(content, indent=1) + "\n").encode())
 
 
 def read_factors(path: Path) -> dict[str, float]:

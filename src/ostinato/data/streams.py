@@ -24,6 +24,7 @@ from ostinato.data.segments import Domain, Segment
 from ostinato.data.splits import shuffled, stable_hash, text_hash
 from ostinato.data.transforms import check_transform
 from ostinato.errors import ConfigError
+from ostinato.ops.files import write_atomically
 from ostinato.types import Batch
 
 CLASSES = "classes.json"
@@ -242,7 +243,7 @@ class Stream(ABC):
         hashes = {}
         for name, text in self.artifacts().items():
             place.mkdir(parents=True, exist_ok=True)
-            (place / name).write_text(text, encoding="utf-8")
+            write_atomically(place / name, text.encode())
             hashes[name] = text_hash(text)
         return hashes
 
