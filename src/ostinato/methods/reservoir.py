@@ -9,10 +9,11 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from ostinato.errors import ConfigError
+from ostinato.errors import ConfigError, StateError
 from ostinato.methods.base import Input, Method, MethodConfig, MethodInfo, Objective, Resources
 from ostinato.methods.contract import Need, resolve_config
 from ostinato.models import VisionModel
+from ostinato.ops.expect import Expected
 from ostinato.ops.reservoir import Slots, Styles, assignments, prediction_information
 from ostinato.ops.snapshot import State
 from ostinato.ops.style import distance_quantile, image_moments, style_of
@@ -99,6 +100,14 @@ class Reservoir(Method):
         styles = Styles(self.config.memory, self.config.centroid_lr, first)
         self.styles = self.track("styles", styles)
         self._far: dict[int, float] = {}
+
+    def expected(self, state: State) -> Expected:
+        """As many slots as styles; before the first style there is a slot already."""
+        slots = len(state.values["slots"]) - 1
+        styles = len(state.tensors["styles/centroids"])
+        if slots != max(styles, 1):
+            raise StateError(f"The state does not fit: it has {slots} slots for {styles} styles.")
+        return super().expected(state)
 
     def inspect(self, batch: Input) -> None:
         """Whatever the inner method refuses."""
