@@ -23,7 +23,9 @@ class Config(BaseModel):
     ostinato.errors.ConfigError: Example has no setting 'rat'. Did you mean 'rate'? Available: rate.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False
+    )
 
     @classmethod
     def parse(cls, values: Mapping[str, Any]) -> Self:

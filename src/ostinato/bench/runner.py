@@ -105,6 +105,7 @@ def resume(
             f"{path} was begun with settings that this version reads differently ({folder.hash}, "
             f"now {digest}): run its spec anew."
         )
+    _check_same_source(job, folder)
     return _loop(job, folder, job.adapt(folder.path), every, console or Console(stderr=True), quiet)
 
 
@@ -124,17 +125,19 @@ def _run_job(
     finish: Finish | None = None,
 ) -> RunFolder:
     digest = spec_hash(job.spec.stored())
-    found = find_run(out, digest)
+    found = find_run(out, digest, None if quiet else lambda text: _say(console, text))
     if found is not None:
         folder = RunFolder.open(found)
+        if not (again and folder.is_complete):
+            _check_same_source(job, folder)
         if not folder.is_complete:
             return _loop(job, folder, job.adapt(found), every, console, quiet, finish)
         if not again:
             if not quiet:
-                console.print(f"{found} is complete already", markup=False, highlight=False)
+                _say(console, f"{found} is complete already")
             return folder
     place = _free(out / folder_name(job.spec, digest))
-    weights = hash_tensors(innermost(job.model).state_dict())
+    weights = _weights(job)
     method = job.adapt(
         cache=out / PREPARED
     )  # a method that does not fit the model leaves no folder behind
@@ -148,6 +151,28 @@ def _run_job(
     job.stream.write_artifacts(place / "data")
     job.keep_prepared(method, place)
     return _loop(job, folder, method, every, console, quiet, finish)
+
+
+def _weights(job: Job) -> str:
+    return hash_tensors(innermost(job.model).state_dict())
+
+
+def _check_same_source(job: Job, folder: RunFolder) -> None:
+    """Refuse to go on, or to answer, with a run of other weights or images under the same names."""
+    known = folder.provenance()
+    for what, then, now in (
+        ("weights", known.weights, _weights(job)),
+        ("images", known.data, job.stream.fingerprint()),
+    ):
+        if then is not None and then != now:
+            raise ConfigError(
+                f"{folder.path} was run with other {what} ({then}, now {now}). Name the ones it "
+                "was begun with, or choose another --out for a run of its own."
+            )
+
+
+def _say(console: Console, text: str) -> None:
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def _loop(
