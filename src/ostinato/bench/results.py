@@ -11,7 +11,6 @@ summary.json        written last: a run that has it is complete
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -21,17 +20,12 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 from ostinato.bench.chain import RecordChain, seal, unseal
 from ostinato.bench.provenance import Provenance, spec_hash
 from ostinato.bench.record import Record
+from ostinato.bench.run_files import lock, make_folder, read_json, write_json
 from ostinato.bench.summary import Summary
 from ostinato.errors import ConfigError, DataError, StateError
-from ostinato.ops.files import write_atomically
 
 if TYPE_CHECKING:
     from ostinato.ops.snapshot import State
-
-try:
-    import fcntl
-except ImportError:  # Windows has no such lock; two writers there are the user's to avoid
-    fcntl = None  # type: ignore[assignment]
 
 FORMAT = "ostinato-run"
 VERSION = 2
@@ -92,7 +86,7 @@ class RunFolder:
         path = Path(path)
         if not (path / "spec.json").is_file():
             raise DataError(f"{path} is not a run's folder: it has no spec.json.")
-        head = _read_json(path / "spec.json")
+        head = read_json(path / "spec.json")
         if head.get("format") != FORMAT or not isinstance(head.get("spec"), dict):
             raise DataError(f"{path}/spec.json is not one that Ostinato wrote.")
         version = head.get("version")
@@ -242,7 +236,7 @@ class RunFolder:
 
     def _sealed(self, name: str) -> dict[str, Any]:
         """A JSON file of the run, if it is as it was written."""
-        values = _read_json(self.path / name)
+        values = read_json(self.path / name)
         if self.version < 2:
             return values
         try:
@@ -277,7 +271,7 @@ class RunFolder:
             except OSError as error:
                 raise StateError(f"Cannot write to {self.path}: {error.strerror}.") from None
             try:
-                _lock(file, self.path)
+                lock(file, self.path)
                 _, size, chain = self._scan()
                 file.truncate(size)
             except BaseException:
@@ -335,32 +329,6 @@ def find_run(
     return found[0].path if found else None
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Write atomically: readers see the old file or the new one, never half of it."""
-    text = json.dumps(value, indent=2, sort_keys=True, allow_nan=False) + "\n"
-    write_atomically(path, text.encode())
-
-
-def make_folder(path: Path) -> None:
-    """Make a folder and those above it, or say why it cannot be."""
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(
-            f"Cannot make the folder {path}: {error.strerror}. Choose another with --out."
-        ) from None
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise DataError(f"{path} cannot be read ({error}); use another copy of the run.") from None
-    if not isinstance(value, dict):
-        raise DataError(f"{path} should hold a JSON object; use another copy of the run.")
-    return value
-
-
 def _is_free(path: Path) -> bool:
     """Whether a run may start here; what a kill within `create` leaves does not count."""
     if not path.exists():
@@ -377,12 +345,3 @@ def _occupied(path: Path, digest: str) -> str:
     if held.hash == digest:
         return f"{path} already holds this very run ({digest}); open it to resume it."
     return f"{path} holds another run ({held.hash}, not {digest}); choose another folder."
-
-
-def _lock(file: BinaryIO, path: Path) -> None:
-    if fcntl is None:
-        return
-    try:
-        fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        raise ConfigError(f"Another process is writing to {path}; wait for it.") from None
