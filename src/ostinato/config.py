@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ostinato.errors import ConfigError, did_you_mean
+
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
+"""What seeds every generator in use; a torch generator takes no more than 64 bits."""
 
 
 class Config(BaseModel):

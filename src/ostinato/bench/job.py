@@ -269,7 +269,7 @@ def _with_default_data(spec: Spec) -> dict[str, Any]:
 def _named(spec: Spec, options: dict[str, Any]) -> tuple[str, ...]:
     if not issubclass(STREAMS[spec.stream].config_class, DomainsConfig):
         return PLUS
-    written = [d.partition(":")[0] for d in options.get("domains", ()) if ":" in d]
+    written = [d.partition(":")[0] for d in options.get("domains") or () if ":" in d]
     return (options.get("dataset", "imagenet-c"), *written)
 
 

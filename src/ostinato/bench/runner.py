@@ -98,7 +98,7 @@ def resume(
     folder = RunFolder.open(path)
     if folder.is_complete:
         return folder
-    job = open_job(Spec.parse(folder.spec))
+    job = open_job(_as_asked(folder.spec))
     digest = spec_hash(job.spec.stored())
     if digest != folder.hash:
         raise ConfigError(
@@ -107,6 +107,14 @@ def resume(
         )
     _check_same_source(job, folder)
     return _loop(job, folder, job.adapt(folder.path), every, console or Console(stderr=True), quiet)
+
+
+def _as_asked(stored: dict[str, Any]) -> Spec:
+    """A run's spec; domains that were not named are kept as an empty list."""
+    data = stored.get("data")
+    if isinstance(data, dict) and not data.get("domains", True):
+        stored = {**stored, "data": {k: v for k, v in data.items() if k != "domains"}}
+    return Spec.parse(stored)
 
 
 def folder_name(spec: Spec, digest: str) -> str:

@@ -8,7 +8,7 @@ from typing import Any, Literal, Self
 import yaml
 from pydantic import Field, field_validator, model_validator
 
-from ostinato.config import Config
+from ostinato.config import Config, Seed
 from ostinato.dense import check_scales, check_windows
 from ostinato.errors import ConfigError
 from ostinato.models import Normalize
@@ -64,7 +64,7 @@ class Spec(Config):
     clean: str | None = Field(
         None, description="data set (or DATASET:SPLIT) of clean images for the two above"
     )
-    seeds: tuple[int, ...] = Field((SEEDS[0],), min_length=1, description="one run for each")
+    seeds: tuple[Seed, ...] = Field((SEEDS[0],), min_length=1, description="one run for each")
     batch_size: int = Field(50, ge=1, description="images a batch")
     device: str = Field("auto", description="cpu, cuda, cuda:1, mps; auto takes what there is")
     precision: Precision = Field(

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from pydantic import Field, field_validator
 
-from ostinato.config import Config
+from ostinato.config import Config, Seed
 from ostinato.data.datasets.base import Dataset, Task
 from ostinato.data.loading import Corrupt, load_batch
 from ostinato.data.segments import Domain, Segment
@@ -37,7 +37,7 @@ class StreamConfig(Config):
     """What every stream can be told."""
 
     batch_size: int = Field(50, ge=1, description="Images a batch.")
-    seed: int = Field(0, ge=0, description="Of shuffles, parts and corruptions made on the fly.")
+    seed: Seed = Field(0, description="Of shuffles, parts and corruptions made on the fly.")
     transform: str = Field("none", description="Resizing by name, see ostinato.data.transforms.")
     shuffle: bool | None = Field(
         None, description="Shuffle within a domain; None does so where images lie sorted by class."

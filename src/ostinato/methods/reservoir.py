@@ -9,7 +9,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from ostinato.errors import ConfigError, StateError
+from ostinato.errors import ConfigError, MissingResource, StateError
 from ostinato.methods.base import Input, Method, MethodConfig, MethodInfo, Objective, Resources
 from ostinato.methods.contract import Need, resolve_config
 from ostinato.models import VisionModel
@@ -95,6 +95,8 @@ class Reservoir(Method):
         self.weights = self.inner.weights
         self.slots = self.track("slots", Slots(self.inner))
         moments = None if given is None else given.part("style").tensors.get("moments")
+        if self.config.threshold is None and (moments is None or moments.ndim != 3):
+            raise MissingResource("The prepared file has no source styles: prepare it anew.")
         self.moments = None if moments is None else moments.to(self.model.device)
         first = None if self.moments is None else style_of(self.moments)
         styles = Styles(self.config.memory, self.config.centroid_lr, first)
