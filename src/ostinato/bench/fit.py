@@ -101,9 +101,11 @@ def count_outputs(vision: VisionModel, image: Tensor, name: str, advice: str) ->
     try:
         with torch.no_grad():
             return int(vision(vision.check(image)).shape[1])
-    except (RuntimeError, AssertionError, ValueError) as error:
-        if isinstance(error, OstinatoError):
+    except (RuntimeError, AssertionError, ValueError) as problem:
+        error: BaseException = problem
+        if isinstance(error, OstinatoError) and error.__cause__ is None:
             raise
+        error = error.__cause__ or error
         size = "×".join(str(n) for n in image.shape[2:])
         raise ConfigError(
             f"{name} does not take {size} images ({str(error)[:120]}). Choose {advice}."

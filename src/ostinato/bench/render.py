@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
+from ostinato.bench.run_files import make_folder
 from ostinato.config import Config
 from ostinato.errors import ConfigError, did_you_mean
 from ostinato.ops.files import write_atomically
@@ -98,7 +99,7 @@ class TableResult(Config):
     def save(self, folder: str | Path) -> list[Path]:
         """Write all forms that are files; the paths."""
         place = Path(folder)
-        place.mkdir(parents=True, exist_ok=True)
+        make_folder(place)
         written = []
         for form, suffix in SUFFIXES.items():
             path = place / f"{self.name}-{self.scale}{suffix}"

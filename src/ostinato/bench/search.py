@@ -17,6 +17,7 @@ from rich.console import Console
 from ostinato.bench.assemble import Found, Request, at_factor, choose, facts_of, label_of, run_all
 from ostinato.bench.printed import printed
 from ostinato.bench.render import Heading, TableResult, TableRow, Value
+from ostinato.bench.run_files import make_folder
 from ostinato.bench.table import Table, Variant
 from ostinato.errors import ConfigError
 from ostinato.ops.files import write_atomically
@@ -134,7 +135,7 @@ def _result(
 
 def write_factors(path: Path, chosen: Mapping[str, float], command: str) -> None:
     """Keep what a search chose, with the command that made it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     content = {"command": command, "factors": dict(chosen)}
     write_atomically(path, (json.dumps(content, indent=1) + "\n").encode())
 
