@@ -162,6 +162,19 @@ class VisionModel(nn.Module):
         self._given = None
 
 
+def output_names(model: nn.Module) -> tuple[str, ...]:
+    """What a model calls its outputs, in order; empty where it does not tell."""
+    model = innermost(model)
+    for attribute in ("pretrained_cfg", "default_cfg"):
+        cfg = getattr(model, attribute, None)
+        if isinstance(cfg, dict) and cfg.get("label_names"):
+            return tuple(str(name) for name in cfg["label_names"])
+    known = getattr(getattr(model, "config", None), "id2label", None)
+    if not isinstance(known, dict) or any(str(n).startswith("LABEL_") for n in known.values()):
+        return ()  # Hugging Face numbers what nobody has named
+    return tuple(str(known[number]) for number in sorted(known))
+
+
 def check_module(model: object) -> None:
     """Refuse what is not a module with weights that are there."""
     if not isinstance(model, nn.Module):
