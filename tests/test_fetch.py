@@ -312,3 +312,16 @@ def test_unpacking_joins_folders_and_leaves_no_halves(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"cut\.tar cannot be unpacked"):
         unpack(tmp_path / "cut.tar", root)
     assert sorted(p.name for p in root.iterdir()) == ["sketch"]
+
+
+def test_every_download_has_a_checksum_and_all_but_zenodo_s_five_a_strong_one() -> None:
+    weak = []
+    for source in SOURCES.values():
+        for file in source.files:
+            assert file.checksum is not None, file.url
+            kind, _, digest = file.checksum.partition(":")
+            if kind == "sha256":
+                assert len(digest) == 64
+            else:
+                weak.append(file.name)
+    assert sorted(weak) == ["blur.tar", "digital.tar", "extra.tar", "noise.tar", "weather.tar"]

@@ -98,7 +98,15 @@ def test_the_running_mean_stays_within_a_visit() -> None:
     rates = [0, 0, 0, 10, 10, 10, 4, 4]
     shape = tuple((0, name) for name in "aaabbbcc")
     records = [
-        Record(run="x", index=i, domain=d, images=10, counted=10, correct=10 - w, hits="1" * 10)
+        Record(
+            run="x",
+            index=i,
+            domain=d,
+            images=10,
+            counted=10,
+            correct=10 - w,
+            hits="0" * w + "1" * (10 - w),
+        )
         for i, ((_, d), w) in enumerate(zip(shape, rates, strict=True))
     ]
     assert running(records, visits(shape), "error") == [10.0 * w for w in rates]

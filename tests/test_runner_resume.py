@@ -204,3 +204,29 @@ def test_runs_work_outside_the_main_thread(tmp_path: Path) -> None:
     thread.start()
     thread.join()
     assert done[0].is_complete
+
+
+@pytest.mark.parametrize("complete", [False, True])
+def test_other_weights_under_the_same_name_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, complete: bool
+) -> None:
+    spec = Spec.parse({**TINY, "method": "tent", "preset": None, "statistics": None})
+    (folder,) = run(spec, out=tmp_path, quiet=True)
+    if not complete:
+        (folder.path / "summary.json").unlink()
+    before = (folder.path / "records.jsonl").read_bytes()
+    real = runner.open_job
+
+    def changed(*arguments: Any) -> Any:
+        job = real(*arguments)
+        with torch.no_grad():
+            next(job.model.parameters()).mul_(1.5)
+        return job
+
+    monkeypatch.setattr(runner, "open_job", changed)
+    with pytest.raises(ConfigError, match="other weights"):
+        run(spec, out=tmp_path, quiet=True)
+    if not complete:
+        with pytest.raises(ConfigError, match="other weights"):
+            resume(folder.path, quiet=True)
+    assert (folder.path / "records.jsonl").read_bytes() == before

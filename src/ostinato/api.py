@@ -8,10 +8,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from ostinato.domains.texture import Texture
-from ostinato.errors import ConfigError, MissingResource
+from ostinato.errors import ConfigError, MissingResource, OstinatoError
 from ostinato.methods.base import Method, Resources
-from ostinato.methods.contract import choose_method, resolve_config
-from ostinato.models import Normalize, Triple, VisionModel, fingerprint
+from ostinato.methods.contract import check_resources, choose_method, resolve_config
+from ostinato.models import Normalize, Triple, VisionModel, check_module, fingerprint
 from ostinato.ops.snapshot import State, load_state
 from ostinato.ops.statistics import SourceStatistics, collect
 from ostinato.ops.trainable import Flags
@@ -60,15 +60,25 @@ def adapt(
     """
     if isinstance(model, Method):
         raise ConfigError("This model is adapted already; call ostinato.unwrap on it first.")
+    check_module(model)
     method, preset = choose_method(method, preset, statistics is not None)
     kind = METHODS[method]
     if isinstance(statistics, (str, Path)):
         statistics = SourceStatistics.load(statistics)
     if isinstance(prepared, (str, Path)):
         prepared = _read_prepared(prepared, method, model)
+    check_resources(model, statistics, prepared)
     config = resolve_config(kind, preset, settings)
     vision = VisionModel(model, normalize=normalize, mean=mean, std=std)
-    adapted: Method = kind(vision, config, Resources(statistics, prepared), targets)
+    try:
+        adapted: Method = kind(vision, config, Resources(statistics, prepared), targets)
+    except (LookupError, RuntimeError) as error:
+        if prepared is None or isinstance(error, OstinatoError):
+            raise
+        raise MissingResource(
+            f"What was prepared does not fit {method} on this model ({error}). Make it anew with "
+            f"'ostinato prepare {method} --model ... --data ... --out FILE'."
+        ) from error
     return adapted
 
 

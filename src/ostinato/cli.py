@@ -105,6 +105,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except BrokenPipeError:  # whoever read the output has enough of it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(141) from None
+    except OSError as error:  # a disk, a folder or a file that is not as it has to be
+        where = f"{error.filename}: " if error.filename else ""
+        _fail(f"{where}{error.strerror or error}. Choose another place, or make it usable.")
+    except (MemoryError, RecursionError) as error:
+        _fail(f"This is too large or too deep ({type(error).__name__}): ask for less.")
     except KeyboardInterrupt:
         print("\ninterrupted", file=sys.stderr)
         raise SystemExit(130) from None

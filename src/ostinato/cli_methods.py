@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from ostinato.cli_bench import Words
-from ostinato.errors import ConfigError, StateError
+from ostinato.errors import ConfigError
 
 Kind = Literal[
     "methods", "datasets", "streams", "tables", "corruptions", "descriptors", "discriminators"
@@ -113,10 +113,10 @@ def _check_preparation(method: str, preset: str | None, settings: dict[str, Any]
     """The method's config; refuse what cannot work before anything is loaded."""
     from ostinato.methods.base import Method
     from ostinato.methods.contract import resolve_config
+    from ostinato.ops.files import check_writable
     from ostinato.registry import METHODS
 
-    if not out.parent.is_dir():
-        raise StateError(f"Cannot save to {out}: the folder {out.parent} does not exist.")
+    check_writable(out)
     if method == STATISTICS:
         if preset is not None or set(settings) > {"seed"}:
             raise ConfigError("Source statistics have no preset and no settings: leave them out.")

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
-import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ostinato.errors import ConfigError, did_you_mean
+from ostinato.text import read_yaml
+
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
+"""What seeds every generator in use; a torch generator takes no more than 64 bits."""
 
 
 class Config(BaseModel):
@@ -23,7 +26,9 @@ class Config(BaseModel):
     ostinato.errors.ConfigError: Example has no setting 'rat'. Did you mean 'rate'? Available: rate.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False
+    )
 
     @classmethod
     def parse(cls, values: Mapping[str, Any]) -> Self:
@@ -40,11 +45,7 @@ class Config(BaseModel):
     @classmethod
     def from_yaml(cls, path: str | Path) -> Self:
         """Read a YAML file of settings."""
-        text = Path(path).read_text(encoding="utf-8")
-        try:
-            values = yaml.safe_load(text) or {}
-        except yaml.YAMLError as error:
-            raise ConfigError(f"{path} is not valid YAML: {error}") from None
+        values = read_yaml(path) or {}
         if not isinstance(values, dict):
             raise ConfigError(f"{path} should hold 'key: value' lines, not {values!r:.40}.")
         return cls.parse(values)
@@ -58,5 +59,5 @@ def _explain(name: str, error: ValidationError) -> str:
     parts = []
     for item in error.errors():
         where = ".".join(str(part) for part in item["loc"]) or "value"
-        parts.append(f"{where} = {item['input']!r}: {item['msg']}")
+        parts.append(f"{where} = {item['input']!r:.200}: {item['msg']}")
     return f"{name}: " + "; ".join(parts)

@@ -10,12 +10,13 @@ Images travel through Ostinato as pixels in [0, 1]. Normalisation belongs to the
 from __future__ import annotations
 
 import hashlib
+import math
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from ostinato.errors import ConfigError, InputError
+from ostinato.errors import ConfigError, InputError, OstinatoError
 from ostinato.ops.views import innermost
 
 Normalize = Literal["model", "none", "input"]
@@ -70,11 +71,12 @@ class VisionModel(nn.Module):
         std: Triple | None = None,
     ) -> None:
         super().__init__()
+        check_module(model)
         if normalize not in ("model", "none", "input"):
             raise ConfigError(f"normalize is 'model', 'none' or 'input', not {normalize!r}.")
         if not any(True for _ in model.parameters()):
             raise ConfigError("The model has no parameters, so there is nothing to adapt.")
-        known = (mean, std) if mean and std else input_convention(model)
+        known = _given(mean, std) or input_convention(model)
         if normalize != "none" and known is None:
             raise ConfigError(
                 f"{type(model).__name__} does not say how its input is normalised. Pass mean=(...) "
@@ -88,6 +90,8 @@ class VisionModel(nn.Module):
                 name, torch.tensor(value, device=device).view(1, -1, 1, 1), persistent=False
             )
         self._given: tuple[Tensor, Tensor] | None = None
+        self._taken: set[tuple[int, int]] = set()
+        self.outputs: int | None = None
 
     @property
     def device(self) -> torch.device:
@@ -108,9 +112,9 @@ class VisionModel(nn.Module):
                 raise InputError(
                     f"Integer images must lie in [0, 255]; these span {low:.0f} to {high:.0f}."
                 )
-            return images.float() / 255
+            return self._sized(images.float() / 255)
         if self.normalize == "input":
-            pixels = images.float() * self.std + self.mean
+            pixels = self._sized(images.float() * self.std + self.mean)
             self._given = (pixels, images.float())
             return pixels
         if low < -1e-3 or high > 1 + 1e-3:
@@ -119,7 +123,29 @@ class VisionModel(nn.Module):
                 "are normalised already, adapt with normalize='input'; if they are in [0, 255], "
                 "pass uint8 or divide by 255."
             )
-        return images.float()
+        return self._sized(images.float())
+
+    def _sized(self, pixels: Tensor) -> Tensor:
+        """Refuse a size that the model cannot take: one image of each new size is tried first."""
+        size = (int(pixels.shape[-2]), int(pixels.shape[-1]))
+        if size in self._taken or any(module.training for module in self.base.modules()):
+            return pixels  # a module that trains would learn from being tried
+        try:
+            with torch.no_grad():
+                self.outputs = int(self(pixels[:1]).shape[1])
+        except (RuntimeError, AssertionError, ValueError, IndexError, TypeError) as error:
+            if isinstance(error, OstinatoError):
+                raise
+            raise InputError(
+                f"The model does not take images of {size[0]}×{size[1]} pixels in float32 "
+                f"({str(error)[:160]}). Resize them to the size it was trained with."
+            ) from error
+        self._taken.add(size)
+        return pixels
+
+    def check_classes(self, classes: Any) -> Tensor:
+        """The label space as indices on the model's device, or an InputError; see `check` first."""
+        return check_classes(classes, self.outputs).to(self.device)
 
     def prepare(self, pixels: Tensor) -> Tensor:
         """What the model itself takes. Normalised input comes back as it was given, to the bit."""
@@ -134,6 +160,50 @@ class VisionModel(nn.Module):
     def release(self) -> None:
         """Forget the last batch."""
         self._given = None
+
+
+def output_names(model: nn.Module) -> tuple[str, ...]:
+    """What a model calls its outputs, in order; empty where it does not tell."""
+    model = innermost(model)
+    for attribute in ("pretrained_cfg", "default_cfg"):
+        cfg = getattr(model, attribute, None)
+        if isinstance(cfg, dict) and cfg.get("label_names"):
+            return tuple(str(name) for name in cfg["label_names"])
+    known = getattr(getattr(model, "config", None), "id2label", None)
+    if not isinstance(known, dict) or any(str(n).startswith("LABEL_") for n in known.values()):
+        return ()  # Hugging Face numbers what nobody has named
+    return tuple(str(known[number]) for number in sorted(known))
+
+
+def check_module(model: object) -> None:
+    """Refuse what is not a module with weights that are there."""
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"A model is a torch.nn.Module, not {type(model).__name__}.")
+    if any(p.is_meta for p in model.parameters()):
+        raise ConfigError("The model has weights on the meta device: load them first.")
+
+
+def check_classes(classes: Any, outputs: int | None = None) -> Tensor:
+    """A label space: whole numbers, each once, among the model's outputs.
+
+    >>> check_classes([3, 1], outputs=4).tolist()
+    [3, 1]
+    """
+    try:
+        found = torch.as_tensor(classes)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InputError(f"classes should be indices of outputs ({error}).") from None
+    if found.is_floating_point() or found.is_complex() or found.dtype == torch.bool:
+        raise InputError(f"classes are indices, not {found.dtype}: pass whole numbers.")
+    if found.ndim != 1 or not found.numel():
+        raise InputError(f"classes should be one list of indices, not shape {_shape(found)}.")
+    given = found.tolist()
+    if len(set(given)) < len(given):
+        raise InputError("classes names an output twice: pass each once.")
+    if min(given) < 0 or (outputs is not None and max(given) >= outputs):
+        has = "" if outputs is None else f", the model has {outputs} outputs"
+        raise InputError(f"classes run from {min(given)} to {max(given)}{has}: count from 0.")
+    return found.long()
 
 
 def logits_of(output: Any) -> Tensor:
@@ -170,6 +240,11 @@ def fingerprint(model: nn.Module) -> str:
 def _check_shape(images: Tensor, channels: int) -> None:
     if not isinstance(images, Tensor):
         raise InputError(f"Images should be a torch tensor, not {type(images).__name__}.")
+    kinds = {"nested": images.is_nested, "quantized": images.is_quantized, "meta": images.is_meta}
+    kinds["sparse"] = not images.is_nested and images.layout != torch.strided
+    for kind, found in kinds.items():
+        if found:
+            raise InputError(f"Images should be a plain dense tensor, not a {kind} one.")
     if images.ndim != 4:
         hint = " Add a batch dimension: images[None]." if images.ndim == 3 else ""
         raise InputError(f"Images should be (batch, 3, height, width), not {_shape(images)}.{hint}")
@@ -180,6 +255,22 @@ def _check_shape(images: Tensor, channels: int) -> None:
         raise InputError(
             f"The model takes {channels} channels, the images have {images.shape[1]}.{last}"
         )
+
+
+def _given(mean: Triple | None, std: Triple | None) -> tuple[Triple, Triple] | None:
+    """Mean and std that were passed, if both are what they have to be."""
+    if mean is None and std is None:
+        return None
+    pairs = {"mean": mean, "std": std}
+    for name, value in pairs.items():
+        parts = list(value) if isinstance(value, tuple | list) else [None]
+        if not parts or not all(isinstance(v, int | float) and math.isfinite(v) for v in parts):
+            raise ConfigError(f"{name} = {value!r}: pass one finite number per channel, of both.")
+    assert mean is not None
+    assert std is not None
+    if len(mean) != len(std) or min(std) <= 0:
+        raise ConfigError(f"std = {std!r}: pass as many numbers as in mean, all above 0.")
+    return mean, std
 
 
 def _shape(images: Tensor) -> str:

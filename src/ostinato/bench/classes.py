@@ -17,7 +17,7 @@ from ostinato.errors import DataError
 def class_scores(records: Iterable[Record]) -> dict[tuple[int, int], float]:
     """IoU in percent by (round, class), over all domains of a round; absent classes are left out.
 
-    >>> row = dict(run="a", domain="fog", images=1, correct=3, counted=4, classes=2)
+    >>> row = dict(run="a", domain="fog", images=1, correct=4, counted=5, classes=2)
     >>> class_scores([Record(index=0, confusion=((3, 1, 0, 1),), **row)])
     {(0, 0): 75.0, (0, 1): 50.0}
     """

@@ -9,11 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from ostinato.bench.spec import Spec
+from ostinato.data.datasets.base import Dataset
+from ostinato.data.datasets.folder import FolderDataset
 from ostinato.data.segments import Domain, Segment
 from ostinato.data.streams import Stream
 from ostinato.errors import ConfigError, DataError, OstinatoError, did_you_mean
 from ostinato.methods.contract import MethodConfig
-from ostinato.models import VisionModel
+from ostinato.models import VisionModel, output_names
 from ostinato.registry import METHODS
 
 
@@ -89,10 +91,36 @@ def check_fit(spec: Spec, model: nn.Module, stream: Stream) -> None:
     image = _load_one(stream, *first)
     advice = f"another data.transform than {stream.config.transform!r}, or another model"
     outputs = count_outputs(vision, image, spec.model, advice)
+    for dataset in {id(p.dataset): p.dataset for s in stream.segments for p in s.parts}.values():
+        match_folders(dataset, model, outputs)
     if outputs < stream.num_classes:
         raise ConfigError(
             f"{spec.model} has {outputs} outputs, {spec.stream} needs "
             f"{stream.num_classes}: choose another model, or num_classes with fitting weights."
+        )
+
+
+def match_folders(dataset: Dataset, model: nn.Module, outputs: int) -> None:
+    """Number the classes of a user's folders as the model's outputs are, or refuse to guess.
+
+    By name where the model has names; by number where the folders are called 0, 1, ...; in
+    order where there are as many folders as outputs and the model has no names.
+    """
+    if not isinstance(dataset, FolderDataset) or not dataset.named_by_folders:
+        return
+    names = output_names(model)
+    if len(names) != outputs:
+        numbers = all(name.isdecimal() for name in dataset.class_names)
+        names = tuple(map(str, range(outputs))) if numbers else ()
+    if not names and dataset.num_classes == outputs:
+        return
+    unknown = dataset.match(names) if names else list(dataset.class_names)
+    if unknown:
+        known = f"names its outputs {', '.join(names[:12])}" if names else "does not name them"
+        raise ConfigError(
+            f"Which of the model's {outputs} outputs is the folder {unknown[0]!r}? The model "
+            f"{known}. Rename the folders, pass data.options.class_names with {outputs} names in "
+            "the order of the outputs, or data.options.labels = imagenet for WordNet ids."
         )
 
 
@@ -101,9 +129,11 @@ def count_outputs(vision: VisionModel, image: Tensor, name: str, advice: str) ->
     try:
         with torch.no_grad():
             return int(vision(vision.check(image)).shape[1])
-    except (RuntimeError, AssertionError, ValueError) as error:
-        if isinstance(error, OstinatoError):
+    except (RuntimeError, AssertionError, ValueError) as problem:
+        error: BaseException = problem
+        if isinstance(error, OstinatoError) and error.__cause__ is None:
             raise
+        error = error.__cause__ or error
         size = "×".join(str(n) for n in image.shape[2:])
         raise ConfigError(
             f"{name} does not take {size} images ({str(error)[:120]}). Choose {advice}."

@@ -23,6 +23,7 @@ from ostinato.bench.fit import (
 from ostinato.bench.models import OWN, check_model, load_model
 from ostinato.bench.mosaic import MOSAIC
 from ostinato.bench.provenance import hash_names, hash_tensors, spec_hash
+from ostinato.bench.run_files import make_folder
 from ostinato.bench.small import EMBEDDED, TUNE, stand_in
 from ostinato.bench.spec import Spec
 from ostinato.data.datasets.base import Dataset, open_dataset
@@ -122,7 +123,7 @@ class Job:
                 f"{spec.method} cannot be prepared on {spec.model}: {str(error)[:160]}"
             ) from error
         if shared is not None:
-            shared.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(shared.parent)
             save_state(shared, state, {"method": spec.method})
         return state
 
@@ -275,7 +276,7 @@ def _with_default_data(spec: Spec) -> dict[str, Any]:
 def _named(spec: Spec, options: dict[str, Any]) -> tuple[str, ...]:
     if not issubclass(STREAMS[spec.stream].config_class, DomainsConfig):
         return PLUS
-    written = [d.partition(":")[0] for d in options.get("domains", ()) if ":" in d]
+    written = [d.partition(":")[0] for d in options.get("domains") or () if ":" in d]
     return (options.get("dataset", "imagenet-c"), *written)
 
 

@@ -15,6 +15,7 @@ from ostinato.bench.small import EMBEDDED
 from ostinato.bench.spec import Spec
 from ostinato.dense import MultiView, SlidingWindow, usual_stride
 from ostinato.errors import ConfigError, DataError, did_you_mean
+from ostinato.text import one_line
 
 RANDOM = "random"
 OWN = (EMBEDDED, MOSAIC)
@@ -109,8 +110,8 @@ def _timm(spec: Spec) -> nn.Module:
             model: nn.Module = timm.create_model(spec.model, pretrained=True, **more)
         except Exception as error:  # whatever the hub's client raises without a network
             raise DataError(
-                f"The weights of {spec.model} could not be fetched ({error}). Name a file that "
-                "holds them (weights), or weights = 'random'."
+                f"The weights of {spec.model} could not be fetched ({one_line(error)}). Name a "
+                "file that holds them (weights), or weights = 'random'."
             ) from None
         return model
     with torch.random.fork_rng(devices=[]):
@@ -149,32 +150,45 @@ def _hugging_face(spec: Spec) -> nn.Module:
             return model
         with _quietly(when=Path(place).is_dir()):  # a download may show how far it is
             return AutoModelForSemanticSegmentation.from_pretrained(place)  # type: ignore[no-any-return]
-    except OSError as error:
+    except Exception as error:  # a name that is none, no network, a folder of junk
         raise DataError(
-            f"{place} could not be loaded ({error}). Name a folder that holds it (weights)."
+            f"{place} could not be loaded ({one_line(error)}). Name a folder that holds it "
+            "(weights)."
         ) from None
 
 
 def _load(model: nn.Module, path: Path) -> None:
     """Take over a checkpoint, strictly: a benchmark with half-loaded weights is worth nothing."""
+    weights = _read(path)
+    if not all(isinstance(w, Tensor) for w in weights.values()):
+        raise DataError(f"{path} holds more than weights by name: save the state_dict alone.")
     try:
-        model.load_state_dict(_read(path), strict=True)
-    except RuntimeError as error:
-        raise DataError(f"{path} does not fit the model: {str(error)[:300]}") from None
+        model.load_state_dict(weights, strict=True)
+    except (RuntimeError, TypeError, AttributeError) as error:
+        raise DataError(f"{path} does not fit the model: {one_line(error, 300)}") from None
 
 
 def _read(path: Path) -> dict[str, Tensor]:
-    if path.suffix == ".safetensors":
-        from safetensors.torch import load_file
+    if not path.is_file():
+        raise DataError(f"{path} is no file: name a checkpoint (.pth or .safetensors).")
+    try:
+        if path.suffix == ".safetensors":
+            from safetensors.torch import load_file
 
-        return dict(load_file(str(path)))
-    stored = torch.load(path, map_location="cpu", weights_only=True)
+            return dict(load_file(str(path)))
+        # Weights alone: what else a pickle would run on being read is refused.
+        stored = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # junk makes the readers raise whatever they stumble over
+        raise DataError(
+            f"{path} is no checkpoint that can be read safely ({one_line(error)}). Save the "
+            "weights alone: torch.save(model.state_dict(), FILE), or as safetensors."
+        ) from None
     for key in ("model", "state_dict"):
         if isinstance(stored, dict) and isinstance(stored.get(key), dict):
             stored = stored[key]
     if not isinstance(stored, dict):
         raise DataError(f"{path} holds no weights by name.")
-    return {name.removeprefix("module."): tensor for name, tensor in stored.items()}
+    return {str(name).removeprefix("module."): tensor for name, tensor in stored.items()}
 
 
 def _nearest(path: str) -> str:

@@ -102,12 +102,12 @@ class Record(Config):
     """
 
     run: str
-    index: int
-    round: int = 0
+    index: int = Field(ge=0)
+    round: int = Field(default=0, ge=0)
     domain: str
-    images: int
-    correct: int
-    counted: int
+    images: int = Field(ge=0)
+    correct: int = Field(ge=0)
+    counted: int = Field(ge=0)
     keys: tuple[str, ...] = ()
     image_domains: tuple[str, ...] | None = None
     hits: str = Field(default="", pattern="^[01]*$")
@@ -142,6 +142,23 @@ class Record(Config):
             raise ValueError(f"confusion should hold {self.classes}² counts per image")
         return self
 
+    @model_validator(mode="after")
+    def _counts_agree(self) -> Self:
+        correct, counted = self.correct, self.counted
+        if self.hits:
+            correct, counted = self.hits.count("1"), len(self.hits)
+        elif self.confusion:
+            correct = sum(sum(one[:: self.classes + 1]) for one in self.confusion)
+            counted = sum(sum(one) for one in self.confusion)
+        if (correct, counted) != (self.correct, self.counted):
+            raise ValueError(
+                f"correct and counted are {self.correct} of {self.counted}, but "
+                f"{'hits say' if self.hits else 'confusion says'} {correct} of {counted}"
+            )
+        if correct > counted:
+            raise ValueError(f"{correct} of {counted} cannot be correct")
+        return self
+
     @property
     def task(self) -> str:
         """What was measured: "classification" or "segmentation"."""
@@ -169,7 +186,7 @@ class Record(Config):
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(str(part) for part in first["loc"]) or "line"
-            raise DataError(f"not a record ({where}: {first['msg']})") from None
+            raise DataError(f"is not a record ({where}: {first['msg']})") from None
 
     def content(self) -> dict[str, Any]:
         """Everything that a repeated run must reproduce: all but time and memory."""

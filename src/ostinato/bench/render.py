@@ -8,8 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
+from ostinato.bench.run_files import make_folder
 from ostinato.config import Config
 from ostinato.errors import ConfigError, did_you_mean
+from ostinato.ops.files import write_atomically
 
 FACTS = ("Model", "Weights", "Input", "Images", "Seeds", "Help", "Predicts", "Reset", "Views")
 """What every row says about itself, in this order."""
@@ -97,11 +99,11 @@ class TableResult(Config):
     def save(self, folder: str | Path) -> list[Path]:
         """Write all forms that are files; the paths."""
         place = Path(folder)
-        place.mkdir(parents=True, exist_ok=True)
+        make_folder(place)
         written = []
         for form, suffix in SUFFIXES.items():
             path = place / f"{self.name}-{self.scale}{suffix}"
-            path.write_text(render(self, form), encoding="utf-8")
+            write_atomically(path, render(self, form).encode())
             written.append(path)
         return written
 

@@ -3,7 +3,7 @@
 ```
 spec.json           the resolved spec and its hash
 provenance.json     versions, weights, data, seeds, commit, device, date
-records.jsonl       one line per batch, flushed as it is written
+records.jsonl       one line per batch, each with a checksum that hangs on the line before
 state.safetensors   the latest checkpoint
 summary.json        written last: a run that has it is complete
 ```
@@ -11,27 +11,25 @@ summary.json        written last: a run that has it is complete
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
+from ostinato.bench.chain import RecordChain, seal, unseal
 from ostinato.bench.provenance import Provenance, spec_hash
 from ostinato.bench.record import Record
+from ostinato.bench.run_files import lock, make_folder, read_json, write_json
 from ostinato.bench.summary import Summary
 from ostinato.errors import ConfigError, DataError, StateError
 
 if TYPE_CHECKING:
     from ostinato.ops.snapshot import State
 
-try:
-    import fcntl
-except ImportError:  # Windows has no such lock; two writers there are the user's to avoid
-    fcntl = None  # type: ignore[assignment]
-
 FORMAT = "ostinato-run"
-VERSION = 1
+VERSION = 2
+"""Since 2 every record, the summary and the provenance carry a checksum."""
 
 
 class ResumePoint(NamedTuple):
@@ -55,11 +53,15 @@ class RunFolder:
 
     _file: BinaryIO | None = None
 
-    def __init__(self, path: Path, spec: dict[str, Any], digest: str) -> None:
+    def __init__(
+        self, path: Path, spec: dict[str, Any], digest: str, version: int = VERSION
+    ) -> None:
         self.path = path
         self.spec = spec
         self.hash = digest
-        self._next = 0
+        self.version = version
+        self._chain = self.chain()
+        self._size = 0
 
     @classmethod
     def create(
@@ -70,8 +72,9 @@ class RunFolder:
         if not _is_free(path):
             raise ConfigError(_occupied(path, digest))
         provenance = provenance or Provenance.collect()
-        path.mkdir(parents=True, exist_ok=True)
-        write_json(path / "provenance.json", provenance.model_dump(mode="json"))
+        make_folder(path)
+        content = seal(digest, provenance.model_dump(mode="json"))
+        write_json(path / "provenance.json", content)
         # The spec comes last: a folder without one was never begun.
         head = {"format": FORMAT, "version": VERSION, "hash": digest, "spec": dict(spec)}
         write_json(path / "spec.json", head)
@@ -83,21 +86,26 @@ class RunFolder:
         path = Path(path)
         if not (path / "spec.json").is_file():
             raise DataError(f"{path} is not a run's folder: it has no spec.json.")
-        head = _read_json(path / "spec.json")
+        head = read_json(path / "spec.json")
         if head.get("format") != FORMAT or not isinstance(head.get("spec"), dict):
             raise DataError(f"{path}/spec.json is not one that Ostinato wrote.")
-        if int(head.get("version", 0)) > VERSION:
+        version = head.get("version")
+        if type(version) is not int or version < 1:
+            raise DataError(f"{path}/spec.json has no version that can be read ({version!r:.20}).")
+        if version > VERSION:
             raise DataError(
-                f"{path} has run version {head['version']}, this Ostinato reads up to {VERSION}: "
-                "update it."
+                f"{path} has run version {version}, this Ostinato reads up to {VERSION}: update it."
             )
-        digest = spec_hash(head["spec"])
+        try:
+            digest = spec_hash(head["spec"])
+        except ConfigError as error:
+            raise DataError(f"{path}/spec.json cannot be hashed: {error}") from None
         if digest != head.get("hash"):
             raise DataError(
                 f"{path}/spec.json was edited: it says {head.get('hash')}, its settings hash to "
                 f"{digest}. Run the changed settings in a folder of their own."
             )
-        return cls(path, head["spec"], digest)
+        return cls(path, head["spec"], digest, version)
 
     @property
     def state_path(self) -> Path:
@@ -111,36 +119,64 @@ class RunFolder:
 
     def provenance(self) -> Provenance:
         """Where the result came from."""
-        return Provenance.parse(_read_json(self.path / "provenance.json"))
+        return Provenance.parse(self._sealed("provenance.json"))
 
     def summary(self) -> Summary:
         """What a complete run came to."""
         if not self.is_complete:
             raise DataError(f"{self.path} has no summary: the run is not complete. Resume it.")
-        return Summary.parse(_read_json(self.path / "summary.json"))
+        return Summary.parse(self._sealed("summary.json"))
 
     def records(self) -> list[Record]:
         """Every whole record, in order. The half line that a kill may leave is dropped."""
-        return self._scan()[0]
+        records, size, _ = self._scan()
+        if self.is_complete:
+            wanted = self.summary().batches
+            if len(records) != wanted or self._file_size() != size:
+                raise DataError(
+                    f"{self.path}/records.jsonl, line {len(records) + 1}: the run is complete "
+                    f"with {wanted} batches, and {len(records)} whole lines are there. Use "
+                    "another copy of the run, or run its spec anew."
+                )
+        return records
 
     def append(self, record: Record) -> None:
         """Write one record and hand it to the system, so that a kill cannot take it back."""
         if record.run != self.hash:
             raise ConfigError(f"A record of run {record.run!r} does not belong to {self.hash!r}.")
         file = self._writer()
-        if record.index != self._next:
-            raise ConfigError(f"{self.path} expects batch {self._next}, not {record.index}.")
-        file.write(record.to_line().encode() + b"\n")
-        file.flush()
-        self._next += 1
+        if record.index != self._chain.count:
+            raise ConfigError(f"{self.path} expects batch {self._chain.count}, not {record.index}.")
+        line = self._chain.line(record)
+        try:
+            rest = memoryview(line)
+            while rest:
+                rest = rest[os.write(file.fileno(), rest) :]
+        except OSError as error:
+            with suppress(OSError):
+                file.truncate(self._size)
+            raise StateError(
+                f"Cannot write to {self.path}: {error.strerror}. The batches before this one are "
+                f"kept: make room, then go on with ostinato run {self.path}"
+            ) from error
+        self._chain.read(line)
+        self._size += len(line)
 
     def checkpoint(self, state: State) -> None:
-        """Save the state that follows the last record, atomically and never ahead of it."""
+        """Save the state that follows the last record, atomically and never ahead of it.
+
+        A state that is no longer finite could not be loaded: the checkpoint before it stays.
+        """
+        from ostinato.ops.expect import check_finite
         from ostinato.ops.snapshot import save_state
 
-        file = self._writer()
-        os.fsync(file.fileno())
-        save_state(self.state_path, state, {"run": self.hash, "next_index": self._next})
+        try:
+            check_finite(state)
+        except StateError:
+            return
+        self._hand_over()
+        header = {"run": self.hash, "next_index": self._chain.count}
+        save_state(self.state_path, state, header)
 
     def resume_point(self) -> ResumePoint:
         """Find where to go on, and drop the records that the checkpoint does not cover.
@@ -151,21 +187,23 @@ class RunFolder:
         start = ResumePoint(0, None)
         if self.state_path.is_file():
             start = self._checkpointed()
-        if start.next_index > self._next:  # records were lost, so the state has no past
+        if start.next_index > self._chain.count:  # records were lost, so the state has no past
             start = ResumePoint(0, None)
         self._cut(start.next_index)
         return start
 
     def complete(self, summary: Summary) -> None:
         """Mark the run as finished."""
-        file = self._writer()
-        if summary.batches != self._next:
+        self._writer()
+        held = self._chain.count
+        if summary.batches != held:
             raise ConfigError(
-                f"The summary covers {summary.batches} batches, {self.path} holds {self._next}."
+                f"The summary covers {summary.batches} batches, {self.path} holds {held}."
             )
-        os.fsync(file.fileno())
+        self._hand_over()
         self.close()
-        write_json(self.path / "summary.json", summary.model_dump(mode="json"))
+        content = summary.model_dump(mode="json")
+        write_json(self.path / "summary.json", seal(self.hash, content))
 
     def close(self) -> None:
         """Let go of the records' file, and of the lock on it."""
@@ -191,98 +229,104 @@ class RunFolder:
             raise DataError(f"{error} Or delete it, and the run starts over.") from None
         if header.get("run") != self.hash:
             raise DataError(f"{self.state_path} belongs to run {header.get('run')!r}; delete it.")
-        return ResumePoint(int(header["next_index"]), state)
+        index = header.get("next_index")
+        if type(index) is not int or index < 0:
+            raise DataError(f"{self.state_path} does not say which batch it precedes; delete it.")
+        return ResumePoint(index, state)
+
+    def _sealed(self, name: str) -> dict[str, Any]:
+        """A JSON file of the run, if it is as it was written."""
+        values = read_json(self.path / name)
+        if self.version < 2:
+            return values
+        try:
+            return unseal(self.hash, values)
+        except DataError as error:
+            raise DataError(
+                f"{self.path / name} {error}. Use another copy of the run, or run its spec anew."
+            ) from None
+
+    def chain(self) -> RecordChain:
+        """What reads the records from the first line on."""
+        return RecordChain(self.hash, sealed=self.version >= 2)
+
+    def _file_size(self) -> int:
+        path = self.path / "records.jsonl"
+        return path.stat().st_size if path.is_file() else 0
+
+    def _hand_over(self) -> None:
+        """Hand the records to the disk."""
+        try:
+            os.fsync(self._writer().fileno())
+        except OSError as error:
+            raise StateError(f"Cannot write to {self.path}: {error.strerror}.") from error
 
     def _writer(self) -> BinaryIO:
         """The records' file, opened for this process alone, cut to its last whole line."""
         if self.is_complete:
             raise ConfigError(f"{self.path} is complete; nothing can be added to it.")
         if self._file is None:
-            file = (self.path / "records.jsonl").open("ab")
             try:
-                _lock(file, self.path)
-                records, size = self._scan()
+                file = (self.path / "records.jsonl").open("ab")
+            except OSError as error:
+                raise StateError(f"Cannot write to {self.path}: {error.strerror}.") from None
+            try:
+                lock(file, self.path)
+                _, size, chain = self._scan()
                 file.truncate(size)
             except BaseException:
                 file.close()
                 raise
-            self._file, self._next = file, len(records)
+            self._file, self._chain, self._size = file, chain, size
         return self._file
 
-    def _scan(self, limit: int | None = None) -> tuple[list[Record], int]:
-        """The whole records (the first `limit`), and the bytes that they take."""
+    def _scan(self, limit: int | None = None) -> tuple[list[Record], int, RecordChain]:
+        """The whole records (the first `limit`), the bytes they take, and the chain's end."""
         path = self.path / "records.jsonl"
         records: list[Record] = []
-        size = 0
+        size, chain = 0, self.chain()
         if not path.is_file():
-            return records, size
+            return records, size, chain
         with path.open("rb") as file:
             for line in file:
                 if len(records) == limit or not line.endswith(b"\n"):
                     break
-                records.append(self._check(line, len(records)))
+                try:
+                    records.append(chain.read(line))
+                except DataError as error:
+                    raise DataError(
+                        f"{path}, line {len(records) + 1} {error}. Cut the file before this line "
+                        "and resume."
+                    ) from None
                 size += len(line)
-        return records, size
-
-    def _check(self, line: bytes, place: int) -> Record:
-        where = f"{self.path}/records.jsonl, line {place + 1}"
-        try:
-            record = Record.from_line(line)
-        except DataError as error:
-            raise DataError(
-                f"{where}: {error}. Cut the file before this line and resume."
-            ) from None
-        if record.run != self.hash or record.index != place:
-            raise DataError(
-                f"{where} is batch {record.index} of run {record.run!r}, where batch {place} of "
-                f"{self.hash!r} should stand. Cut the file before this line and resume."
-            )
-        return record
+        return records, size, chain
 
     def _cut(self, count: int) -> None:
         file = self._writer()
-        file.truncate(self._scan(count)[1])
-        self._next = count
+        _, self._size, self._chain = self._scan(count)
+        file.truncate(self._size)
 
 
-def find_run(root: str | Path, digest: str) -> Path | None:
-    """The folder under `root` that holds the run of this hash; complete ones come first."""
+def find_run(
+    root: str | Path, digest: str, tell: Callable[[str], None] | None = None
+) -> Path | None:
+    """The folder under `root` that holds the run of this hash; complete ones come first.
+
+    A folder that cannot be read is left out, and `tell` is told why.
+    """
     root = Path(root)
     found = []
     for file in sorted(root.glob("*/spec.json")) if root.is_dir() else []:
         try:
             run = RunFolder.open(file.parent)
-        except DataError:
-            continue  # a foreign folder is none of our business
+        except DataError as error:
+            if tell is not None:
+                tell(f"left out: {error}")
+            continue
         if run.hash == digest:
             found.append(run)
     found.sort(key=lambda run: not run.is_complete)
     return found[0].path if found else None
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Write atomically: readers see the old file or the new one, never half of it."""
-    text = json.dumps(value, indent=2, sort_keys=True, allow_nan=False) + "\n"
-    part = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with part.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path} cannot be read ({error}); use another copy of the run.") from None
-    if not isinstance(value, dict):
-        raise DataError(f"{path} should hold a JSON object; use another copy of the run.")
-    return value
 
 
 def _is_free(path: Path) -> bool:
@@ -301,12 +345,3 @@ def _occupied(path: Path, digest: str) -> str:
     if held.hash == digest:
         return f"{path} already holds this very run ({digest}); open it to resume it."
     return f"{path} holds another run ({held.hash}, not {digest}); choose another folder."
-
-
-def _lock(file: BinaryIO, path: Path) -> None:
-    if fcntl is None:
-        return
-    try:
-        fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        raise ConfigError(f"Another process is writing to {path}; wait for it.") from None

@@ -100,14 +100,23 @@ def resume(
     folder = RunFolder.open(path)
     if folder.is_complete:
         return folder
-    job = open_job(Spec.parse(folder.spec))
+    job = open_job(_as_asked(folder.spec))
     digest = spec_hash(job.spec.stored())
     if digest != folder.hash:
         raise ConfigError(
             f"{path} was begun with settings that this version reads differently ({folder.hash}, "
             f"now {digest}): run its spec anew."
         )
+    _check_same_source(job, folder)
     return _loop(job, folder, job.adapt(folder.path), every, console or Console(stderr=True), quiet)
+
+
+def _as_asked(stored: dict[str, Any]) -> Spec:
+    """A run's spec; domains that were not named are kept as an empty list."""
+    data = stored.get("data")
+    if isinstance(data, dict) and not data.get("domains", True):
+        stored = {**stored, "data": {k: v for k, v in data.items() if k != "domains"}}
+    return Spec.parse(stored)
 
 
 def folder_name(spec: Spec, digest: str) -> str:
@@ -126,17 +135,19 @@ def _run_job(
     finish: Finish | None = None,
 ) -> RunFolder:
     digest = spec_hash(job.spec.stored())
-    found = find_run(out, digest)
+    found = find_run(out, digest, None if quiet else lambda text: _say(console, text))
     if found is not None:
         folder = RunFolder.open(found)
+        if not (again and folder.is_complete):
+            _check_same_source(job, folder)
         if not folder.is_complete:
             return _loop(job, folder, job.adapt(found), every, console, quiet, finish)
         if not again:
             if not quiet:
-                console.print(f"{found} is complete already", markup=False, highlight=False)
+                _say(console, f"{found} is complete already")
             return folder
     place = _free(out / folder_name(job.spec, digest))
-    weights = hash_tensors(innermost(job.model).state_dict())
+    weights = _weights(job)
     method = job.adapt(
         cache=out / PREPARED
     )  # a method that does not fit the model leaves no folder behind
@@ -150,6 +161,28 @@ def _run_job(
     job.stream.write_artifacts(place / "data")
     job.keep_prepared(method, place)
     return _loop(job, folder, method, every, console, quiet, finish)
+
+
+def _weights(job: Job) -> str:
+    return hash_tensors(innermost(job.model).state_dict())
+
+
+def _check_same_source(job: Job, folder: RunFolder) -> None:
+    """Refuse to go on, or to answer, with a run of other weights or images under the same names."""
+    known = folder.provenance()
+    for what, then, now in (
+        ("weights", known.weights, _weights(job)),
+        ("images", known.data, job.stream.fingerprint()),
+    ):
+        if then is not None and then != now:
+            raise ConfigError(
+                f"{folder.path} was run with other {what} ({then}, now {now}). Name the ones it "
+                "was begun with, or choose another --out for a run of its own."
+            )
+
+
+def _say(console: Console, text: str) -> None:
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def _loop(

@@ -13,7 +13,7 @@ samples/BATCH-after.npz    the method's prediction
 
 from __future__ import annotations
 
-import os
+import io
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from ostinato.bench.metrics import IGNORE, mean_iou
 from ostinato.errors import DataError
+from ostinato.ops.files import write_atomically
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -188,14 +189,9 @@ def _labels(batch: Batch) -> Map:
 
 
 def _write(path: Path, **arrays: Any) -> None:
-    part = path.with_name(f".{path.stem}.{os.getpid()}.tmp")
-    try:
-        with part.open("wb") as file:
-            np.savez_compressed(file, **arrays)
-        part.replace(path)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
+    content = io.BytesIO()
+    np.savez_compressed(content, **arrays)
+    write_atomically(path, content.getvalue())
 
 
 def _read(path: Path) -> dict[str, Any]:

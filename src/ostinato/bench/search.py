@@ -17,8 +17,10 @@ from rich.console import Console
 from ostinato.bench.assemble import Found, Request, at_factor, choose, facts_of, label_of, run_all
 from ostinato.bench.printed import printed
 from ostinato.bench.render import Heading, TableResult, TableRow, Value
+from ostinato.bench.run_files import make_folder
 from ostinato.bench.table import Table, Variant
 from ostinato.errors import ConfigError
+from ostinato.ops.files import write_atomically
 from ostinato.registry import METHODS, TABLES
 
 FACTORS = (0.01, 0.1, 0.3, 1.0, 3.0, 10.0, 100.0)
@@ -134,9 +136,9 @@ def _result(
 
 def write_factors(path: Path, chosen: Mapping[str, float], command: str) -> None:
     """Keep what a search chose, with the command that made it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     content = {"command": command, "factors": dict(chosen)}
-    path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    write_atomically(path, (json.dumps(content, indent=1) + "\n").encode())
 
 
 def read_factors(path: Path) -> dict[str, float]:

@@ -7,13 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
-from ostinato.bench.fit import count_outputs
+from ostinato.bench.fit import count_outputs, match_folders
 from ostinato.bench.mosaic import MOSAIC
 from ostinato.bench.small import EMBEDDED, TUNE, stand_in
 from ostinato.data.datasets.array import ArrayDataset
 from ostinato.data.datasets.base import Dataset, open_dataset
+from ostinato.data.datasets.folder import FolderDataset
 from ostinato.data.loading import load_batch
 from ostinato.data.opening import Opener
 from ostinato.data.segments import Domain
@@ -114,6 +116,13 @@ def load_source(
     vision = VisionModel(model, normalize=normalize)
     advice = f"another transform than {transform!r}"
     outputs = count_outputs(vision, images[:1], "The model", advice)
+    if isinstance(dataset, FolderDataset):
+        try:
+            match_folders(dataset, model, outputs)
+        except ConfigError as error:
+            note = f"{error} Until then the model's own predictions serve as labels."
+            return SourceImages(images, None, transform, note)
+        labels = torch.tensor([dataset.label(i) for i in chosen])
     if outputs != dataset.outputs:
         note = (
             f"{dataset.name} has {dataset.outputs} classes, the model {outputs} outputs: its own "

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal, Self
 
-import yaml
 from pydantic import Field, field_validator, model_validator
 
-from ostinato.config import Config
+from ostinato.config import Config, Seed
 from ostinato.dense import check_scales, check_windows
 from ostinato.errors import ConfigError
 from ostinato.models import Normalize
 from ostinato.ops.precision import Precision
+from ostinato.text import DEEPEST, parse_yaml
 
 SEEDS = (2025, 2026, 2027)
 """The seeds of the paper's tables."""
@@ -38,7 +38,7 @@ class Spec(Config):
         None, description="checkpoint file; 'random' for none; the model's own unless given"
     )
     num_classes: int | None = Field(
-        None, ge=1, description="outputs of a timm model, where not its usual number"
+        None, ge=1, le=1_000_000, description="outputs of a timm model, where not its usual number"
     )
     normalize: Normalize = Field(
         "model", description="input convention: model, or none as in the literature's tables"
@@ -64,7 +64,7 @@ class Spec(Config):
     clean: str | None = Field(
         None, description="data set (or DATASET:SPLIT) of clean images for the two above"
     )
-    seeds: tuple[int, ...] = Field((SEEDS[0],), min_length=1, description="one run for each")
+    seeds: tuple[Seed, ...] = Field((SEEDS[0],), min_length=1, description="one run for each")
     batch_size: int = Field(50, ge=1, description="images a batch")
     device: str = Field("auto", description="cpu, cuda, cuda:1, mps; auto takes what there is")
     precision: Precision = Field(
@@ -174,6 +174,8 @@ def parse_pairs(pairs: Iterable[str]) -> dict[str, Any]:
         if not (key and equals):
             raise ConfigError(f"{pair!r}: write settings as KEY=VALUE, such as lr=0.001.")
         *outer, last = key.split(".")
+        if len(outer) > DEEPEST:
+            raise ConfigError(f"{pair!r:.60}: settings lie at most {DEEPEST} deep.")
         place = result
         for name in outer:
             place = place.setdefault(name, {})
@@ -185,10 +187,7 @@ def parse_pairs(pairs: Iterable[str]) -> dict[str, Any]:
 
 def _number(text: str) -> Any:
     """YAML reads 1e-4 as a word; everyone means the number."""
-    try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{text!r} cannot be read as a value: {error}") from None
+    value = parse_yaml(text, f"{text!r:.60}")
     if isinstance(value, str):
         try:
             return float(value)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from pydantic import Field, field_validator
+from pydantic import Field, field_serializer, field_validator
 
 from ostinato.data.corruptions import COMMON, DRIVING, EXTRA
 from ostinato.data.datasets.base import Dataset, check_severity, open_dataset
@@ -77,9 +77,15 @@ class DomainsConfig(StreamConfig):
     options: dict[str, Any] = Field(
         default_factory=dict, description="The data set's own options (subset, split, ...)."
     )
-    domains: tuple[str, ...] = Field((), description="The domains, in order.")
+    domains: tuple[str, ...] | None = Field(
+        None, min_length=1, description="The domains, in order; the data set's own unless given."
+    )
     severity: int = Field(5, description="Of corruptions, 1 to 5.")
     order: int = Field(0, description="Of the 15 corruptions: 0 usual, 1 to 10 the fixed orders.")
+
+    @field_serializer("domains", when_used="json")
+    def _stored(self, value: tuple[str, ...] | None) -> tuple[str, ...]:
+        return value or ()  # as runs have always kept it, so that they are found by their hash
 
     @field_validator("severity")
     @classmethod

@@ -13,8 +13,8 @@ class RemoteFile:
 
     Attributes:
         url: its official address.
-        checksum: "md5:..." or "sha256:..."; None where nobody publishes one, so that counting
-            and decoding after unpacking has to do.
+        checksum: "sha256:...", or "md5:..." where nobody publishes a better one; None for
+            mirrors of a user's own, so that counting and decoding after unpacking has to do.
         unpack: whether it is an archive to unpack into the root.
         required: False for extras whose absence is no failure.
     """
@@ -53,7 +53,14 @@ SOURCES: dict[str, Source] = {
     "imagenet-c": Source(
         "https://zenodo.org/records/2235448",
         (
-            RemoteFile(f"{_ROBUSTBENCH}/{LIST_FILE}", None, unpack=False, required=False),
+            RemoteFile(
+                f"{_ROBUSTBENCH}/{LIST_FILE}",
+                "sha256:d4121626d07722a0126c35b1563042e46a546f1a05ce705f2cdc635896d58574",
+                unpack=False,
+                required=False,
+            ),
+            # Zenodo gives MD5 alone, and no SHA-256 of these five is published that we could
+            # check: MD5 shows damage, but not a file made to have the same one.
             RemoteFile(f"{_IMAGENET_C}/noise.tar", "md5:e80562d7f6c3f8834afb1ecf27252745"),
             RemoteFile(f"{_IMAGENET_C}/blur.tar", "md5:2d8e81fdd8e07fef67b9334fa635e45c"),
             RemoteFile(f"{_IMAGENET_C}/weather.tar", "md5:33ffea4db4d93fe4a428c40a6ce0c25d"),
@@ -89,7 +96,12 @@ SOURCES: dict[str, Source] = {
     ),
     "imagenet-r": Source(
         "https://github.com/hendrycks/imagenet-r",
-        (RemoteFile(f"{_HENDRYCKS}/imagenet-r.tar", "md5:a61312130a589d0ca1a8fca1f2bd3337"),),
+        (
+            RemoteFile(
+                f"{_HENDRYCKS}/imagenet-r.tar",
+                "sha256:18c6bf493b39a0d975d48e587437f562caab9c52ae6327dcfa9dd8eb54aa1b52",
+            ),
+        ),
     ),
     "imagenet-sketch": Source(
         "https://github.com/HaohanWang/ImageNet-Sketch",
@@ -103,17 +115,28 @@ SOURCES: dict[str, Source] = {
     ),
     "cifar10": Source(
         f"{_KRIZ}/cifar.html",
-        (RemoteFile(f"{_KRIZ}/cifar-10-binary.tar.gz", "md5:c32a1d4ab5d03f1284b67883e8d87530"),),
+        (
+            RemoteFile(
+                f"{_KRIZ}/cifar-10-binary.tar.gz",
+                "sha256:c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
+            ),
+        ),
     ),
     "cifar100": Source(
         f"{_KRIZ}/cifar.html",
-        (RemoteFile(f"{_KRIZ}/cifar-100-binary.tar.gz", "md5:03b5dce01913d631647c71ecec9e9cb8"),),
+        (
+            RemoteFile(
+                f"{_KRIZ}/cifar-100-binary.tar.gz",
+                "sha256:58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",
+            ),
+        ),
     ),
     "cifar10-c": Source(
         "https://zenodo.org/records/2535967",
         (
             RemoteFile(
-                f"{_ZENODO}/2535967/files/CIFAR-10-C.tar", "md5:56bf5dcef84df0e2308c6dcbcbbd8499"
+                f"{_ZENODO}/2535967/files/CIFAR-10-C.tar",
+                "sha256:c72763e101c723b7c507b96205f7e938912a5d587376173b825850cf3cb876a7",
             ),
         ),
     ),
@@ -121,7 +144,8 @@ SOURCES: dict[str, Source] = {
         "https://zenodo.org/records/3555552",
         (
             RemoteFile(
-                f"{_ZENODO}/3555552/files/CIFAR-100-C.tar", "md5:11f0ed0f1191edbf9fa23466ae6021d3"
+                f"{_ZENODO}/3555552/files/CIFAR-100-C.tar",
+                "sha256:30ee6543a1bfd049fa33834b7c1ada301e7064b7fbe8fc38340eb8b62ced4b33",
             ),
         ),
     ),

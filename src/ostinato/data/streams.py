@@ -17,13 +17,14 @@ from typing import Any, ClassVar, Literal, Self
 import numpy as np
 from pydantic import Field, field_validator
 
-from ostinato.config import Config
+from ostinato.config import Config, Seed
 from ostinato.data.datasets.base import Dataset, Task
 from ostinato.data.loading import Corrupt, load_batch
 from ostinato.data.segments import Domain, Segment
 from ostinato.data.splits import shuffled, stable_hash, text_hash
 from ostinato.data.transforms import check_transform
 from ostinato.errors import ConfigError
+from ostinato.ops.files import write_atomically
 from ostinato.types import Batch
 
 CLASSES = "classes.json"
@@ -36,7 +37,7 @@ class StreamConfig(Config):
     """What every stream can be told."""
 
     batch_size: int = Field(50, ge=1, description="Images a batch.")
-    seed: int = Field(0, ge=0, description="Of shuffles, parts and corruptions made on the fly.")
+    seed: Seed = Field(0, description="Of shuffles, parts and corruptions made on the fly.")
     transform: str = Field("none", description="Resizing by name, see ostinato.data.transforms.")
     shuffle: bool | None = Field(
         None, description="Shuffle within a domain; None does so where images lie sorted by class."
@@ -252,7 +253,7 @@ class Stream(ABC):
         hashes = {}
         for name, text in self.artifacts().items():
             place.mkdir(parents=True, exist_ok=True)
-            (place / name).write_text(text, encoding="utf-8")
+            write_atomically(place / name, text.encode())
             hashes[name] = text_hash(text)
         return hashes
 

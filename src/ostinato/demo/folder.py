@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ostinato import __version__
+from ostinato.bench.chain import RecordChain
 from ostinato.bench.record import Record
 from ostinato.bench.results import RunFolder
 from ostinato.bench.spec import Spec
@@ -32,6 +33,7 @@ class Job:
     batches: int
     records: list[Record] = field(default_factory=list)
     _read: int = 0
+    _chain: RecordChain | None = None
 
     @property
     def error(self) -> float | None:
@@ -63,20 +65,22 @@ class Job:
             try:
                 self._take(path)
             except (DataError, OSError):
-                self.records, self._read = [], 0
+                self._forget()
 
     def _take(self, path: Path) -> None:
         if path.stat().st_size < self._read:
-            self.records, self._read = [], 0
+            self._forget()
+        if self._chain is None:
+            self._chain = RunFolder.open(path.parent).chain()
         with path.open("rb") as file:
             file.seek(self._read)
             text = file.read()
         for line in text[: text.rfind(b"\n") + 1].splitlines(keepends=True):
-            record = Record.from_line(line)
-            if record.index != len(self.records):
-                raise DataError(f"batch {record.index} where {len(self.records)} should stand")
-            self.records.append(record)
+            self.records.append(self._chain.read(line))
             self._read += len(line)
+
+    def _forget(self) -> None:
+        self.records, self._read, self._chain = [], 0, None
 
 
 def choose_home(out: Path | None) -> tuple[Path, str | None]:

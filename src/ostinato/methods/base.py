@@ -354,8 +354,7 @@ class Method(Persistent, nn.Module):
         pixels = self.model.check(images)
         if pixels.is_inference():
             pixels = pixels.clone()
-        if classes is not None:
-            classes = torch.as_tensor(classes, device=pixels.device).long()
+        classes = self.model.check_classes(classes)
         return Input(pixels, classes, oracle)
 
     def detach(self) -> nn.Module:

@@ -7,10 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from pydantic import Field
-from torch import Tensor
+from torch import Tensor, nn
 
-from ostinato.config import Config
+from ostinato.config import Config, Seed
 from ostinato.errors import ConfigError, did_you_mean
+from ostinato.models import check_classes
+from ostinato.ops.expect import check_finite
 from ostinato.ops.optim import OptimizerName
 from ostinato.ops.precision import Precision
 from ostinato.ops.snapshot import State
@@ -54,7 +56,7 @@ class MethodInfo:
 class MethodConfig(Config):
     """Settings every method has."""
 
-    seed: int = Field(0, description="seeds everything random in the method")
+    seed: Seed = Field(0, description="seeds everything random in the method")
     precision: Precision = Field(
         "fp32", description="bf16 runs under autocast; tf32 rounds the products of a GPU's fp32"
     )
@@ -89,6 +91,10 @@ class Input:
     pixels: Tensor
     classes: Tensor | None = None
     oracle: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.classes is not None:
+            check_classes(self.classes)
 
     def __len__(self) -> int:
         return int(self.pixels.shape[0])
@@ -144,3 +150,28 @@ def resolve_config(kind: Any, preset: str | None, settings: Mapping[str, Any]) -
         both = isinstance(known, Mapping) and isinstance(value, Mapping)
         values[key] = {**known, **value} if both else value  # type: ignore[dict-item]
     return kind.Config.parse(values)
+
+
+def check_resources(model: nn.Module, statistics: Any, prepared: Any) -> None:
+    """Refuse statistics and preparations that no method could use, before anything is built."""
+    if prepared is not None:
+        if not isinstance(prepared, State):
+            raise ConfigError(f"prepared is a State or a file, not {type(prepared).__name__}.")
+        check_finite(prepared, "What was prepared")
+    if statistics is None:
+        return
+    if not isinstance(statistics, SourceStatistics):
+        raise ConfigError(
+            f"statistics come from ostinato.collect_statistics, or are a file, not "
+            f"{type(statistics).__name__}."
+        )
+    numbers = (*statistics.means, *statistics.stds)
+    if not all(bool(value.isfinite().all()) for value in numbers):
+        raise ConfigError("The source statistics hold NaN or infinite numbers: collect them anew.")
+    widths = {p.numel() for name, p in model.named_parameters() if p.ndim == 1 and "norm" in name}
+    wrong = sorted({value.numel() for value in numbers} - widths) if widths else []
+    if wrong:
+        raise ConfigError(
+            f"These source statistics ({statistics.describe()}) are of another model: none of this "
+            f"one's layers is {wrong[0]} wide. Collect them anew with ostinato.collect_statistics."
+        )

@@ -7,6 +7,7 @@ from typing import Any, ClassVar, TypeVar
 
 from ostinato.errors import StateError
 from ostinato.models import VisionModel
+from ostinato.ops.expect import Expected, check_state, check_taken, declared
 from ostinato.ops.snapshot import State, Stateful, load_state, save_state
 from ostinato.ops.trainable import Weights
 from ostinato.types import StepOutput
@@ -34,21 +35,28 @@ class Persistent:
         """Everything that changes while adapting."""
         return State.join({name: thing.export_state() for name, thing in self._tracked.items()})
 
+    def expected(self, state: State) -> Expected:
+        """What every tracked part expects of a state that it is to take over."""
+        return declared(self._tracked, state)
+
     def import_state(self, state: State) -> None:
         """Become what `export_state` described, or stay as it was and raise."""
-        missing = [name for name in self._tracked if name not in state.values]
-        if missing:
-            raise StateError(f"The state lacks {', '.join(missing)}.")
+        check_state(self, state)
         before = self.export_state().clone()
         try:
             # Files hold CPU tensors. What belongs on the CPU here (generators) goes back by itself.
             self._import(state.to(self.model.device))
-        except Exception as error:
+            check_taken(state, self.export_state())
+        except BaseException as error:
             self._import(before)
-            if isinstance(error, StateError):
+            if isinstance(error, StateError) or not isinstance(error, Exception):
                 raise
             raise StateError(f"The state does not fit this method: {error}") from error
         self.last = None
+
+    def take_back(self, state: State) -> None:
+        """Become what this very method exported a moment ago; nothing is checked."""
+        self._import(state)
 
     def reset(self) -> None:
         """Forget everything learned: exactly the state after `adapt`."""
@@ -68,7 +76,9 @@ class Persistent:
                 raise StateError(
                     f"{path} was saved for {what} ({header.get(key)}; this is {mine[key]})."
                 )
-        given, own = header.get("config", {}), mine["config"]
+        given, own = header.get("config"), mine["config"]
+        if not isinstance(given, dict):
+            raise StateError(f"{path} does not say which settings it was saved with.")
         different = sorted(k for k in {*given, *own} if given.get(k) != own.get(k))
         if different:
             shown = ", ".join(f"{k} = {given.get(k)!r}, here {own.get(k)!r}" for k in different)

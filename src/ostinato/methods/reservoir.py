@@ -9,11 +9,13 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from ostinato.errors import MissingResource, StateError
 from ostinato.methods._reservoir_inner import inner_method
 from ostinato.methods.base import Input, Method, MethodConfig, MethodInfo, Objective, Resources
 from ostinato.methods.contract import Need
 from ostinato.methods.roid import Roid, correct_prior
 from ostinato.models import VisionModel
+from ostinato.ops.expect import Expected
 from ostinato.ops.reservoir import Slots, Styles, assignments, prediction_information
 from ostinato.ops.snapshot import State
 from ostinato.ops.style import distance_quantile, image_moments, style_of
@@ -100,11 +102,21 @@ class Reservoir(Method):
         self.weights = self.inner.weights
         self.slots = self.track("slots", Slots(self.inner))
         moments = None if given is None else given.part("style").tensors.get("moments")
+        if self.config.threshold is None and (moments is None or moments.ndim != 3):
+            raise MissingResource("The prepared file has no source styles: prepare it anew.")
         self.moments = None if moments is None else moments.to(self.model.device)
         first = None if self.moments is None else style_of(self.moments)
         styles = Styles(self.config.memory, self.config.centroid_lr, first)
         self.styles = self.track("styles", styles)
         self._far: dict[int, float] = {}
+
+    def expected(self, state: State) -> Expected:
+        """As many slots as styles; before the first style there is a slot already."""
+        slots = len(state.values["slots"]) - 1
+        styles = len(state.tensors["styles/centroids"])
+        if slots != max(styles, 1):
+            raise StateError(f"The state does not fit: it has {slots} slots for {styles} styles.")
+        return super().expected(state)
 
     def inspect(self, batch: Input) -> None:
         """Whatever the inner method refuses."""

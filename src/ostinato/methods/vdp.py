@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 
 from ostinato.methods.base import Input, Method, MethodConfig, MethodInfo, Objective
 from ostinato.ops.augment import cotta_view
+from ostinato.ops.expect import Expected, Like
 from ostinato.ops.heads import select_classes
 from ostinato.ops.prompts import paste
 from ostinato.ops.snapshot import Scalars, State
@@ -92,6 +94,12 @@ class Homeostasis:
     def export_state(self) -> State:
         """All four tensors."""
         return State(dict(self.kept))
+
+    def expected(self, state: State) -> Expected:
+        """The four tensors, in the prompt's shape; a weight is never negative."""
+        lows = {"weight": 0.0}
+        kept = self.kept.items()
+        return Expected({n: Like.of(t, lows.get(n, -math.inf)) for n, t in kept})
 
     def import_state(self, state: State) -> None:
         """Continue from there."""

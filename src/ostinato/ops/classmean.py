@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ostinato.ops.expect import Expected, Like
 from ostinato.ops.snapshot import State
 
 
@@ -47,6 +48,10 @@ class ClassMean:
     def export_state(self) -> State:
         """The mean, where there is one."""
         return State({} if self._value is None else {"mean": self._value})
+
+    def expected(self, state: State) -> Expected:
+        """At most a mean, of probabilities."""
+        return Expected({"mean": Like(("classes",), low=0, high=1 + 1e-3, optional=True)})
 
     def import_state(self, state: State) -> None:
         """Continue from there."""

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ostinato.errors import StateError
+from ostinato.ops.expect import LARGEST, Expected, Kind, Like, count, listed, number
 from ostinato.ops.snapshot import State
 
 
@@ -119,6 +120,22 @@ class BalancedBank:
         tensors = {} if self._images is None else {"images": self._images}
         entries = [[e.label, e.uncertainty, e.age] for e in self.entries]
         return State(tensors, {"entries": entries})
+
+    def expected(self, state: State) -> Expected:
+        """At most `capacity` images, and a label, an uncertainty and an age of each."""
+        images = Like((self.capacity, 3, "height", "width"), low=-1e-3, high=1 + 1e-3)
+        last = self.classes - 1 if self.classes else LARGEST  # the first batch tells how many
+        kinds = (count(high=last), number(low=-1e-3), count())
+        entry = Kind(
+            "a label, an uncertainty and an age",
+            lambda row: (
+                isinstance(row, list)
+                and len(row) == len(kinds)
+                and all(kind.fits(one) for kind, one in zip(kinds, row, strict=True))
+            ),
+        )
+        tensors = {"images": images} if state.values["entries"] or state.tensors else {}
+        return Expected(tensors, {"entries": listed(entry)})
 
     def import_state(self, state: State) -> None:
         """Continue from there."""

@@ -10,9 +10,14 @@ import torch
 from torch import nn
 
 from ostinato.errors import StateError
+from ostinato.ops.expect import ANYTHING, LARGEST, Expected, Kind, Like, exactly, number
 from ostinato.ops.snapshot import State
 
 OptimizerName = Literal["adam", "adamw", "sgd"]
+
+_ADAM = {"step": 0.0, "exp_avg": -math.inf, "exp_avg_sq": 0.0}
+MOMENTS = {"Adam": _ADAM, "AdamW": _ADAM, "SGD": {"momentum_buffer": -math.inf}}
+"""What each optimizer gathers for a parameter, with the least value it can have."""
 
 
 def make_optimizer(
@@ -65,7 +70,9 @@ def export_optimizer(optimizer: torch.optim.Optimizer) -> State:
         for group in full["param_groups"]
     ]
     kind = type(optimizer).__name__
-    return State(tensors, {"kind": kind, "plain": plain, "settings": settings})
+    # Told apart from a file that lost a parameter's moments: which parameters have any.
+    begun = sorted(full["state"])
+    return State(tensors, {"kind": kind, "plain": plain, "settings": settings, "begun": begun})
 
 
 def import_optimizer(
@@ -99,6 +106,27 @@ class OptimizerState:
     def export_state(self) -> State:
         """See `export_optimizer`."""
         return export_optimizer(self.optimizer)
+
+    def expected(self, state: State) -> Expected:
+        """Moments in the shapes of the parameters, and the settings there are; rates may move."""
+        lows = MOMENTS.get(type(self.optimizer).__name__)
+        if lows is None:
+            return ANYTHING  # an optimizer of a user's own
+        parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+        begun = {name.partition("/")[0] for name in state.tensors}
+        every = sorted({int(index) for index in (*begun, *state.values["plain"])})
+        tensors = {
+            f"{index}/{name}": Like((), torch.get_default_dtype(), low, LARGEST)
+            if name == "step"
+            else Like.of(p, low)
+            for index, p in enumerate(parameters)
+            if str(index) in begun
+            for name, low in lows.items()
+        }
+        now = export_optimizer(self.optimizer).values
+        idle = {str(index) for index in range(len(parameters))} - begun
+        values = {"kind": exactly(now["kind"]), "settings": _settings(now["settings"])}
+        return Expected(tensors, values | {"plain": _plain(idle), "begun": exactly(every)})
 
     def import_state(self, state: State) -> None:
         """See `import_optimizer`."""
@@ -138,3 +166,36 @@ def _like(now: Any, then: Any) -> Any:
     if isinstance(now, tuple):
         return tuple(then)
     return torch.full_like(now, then) if isinstance(now, torch.Tensor) else then
+
+
+def _settings(now: list[dict[str, Any]]) -> Kind:
+    """The settings of every group as they are here, but for rates, which follow the stream."""
+    rate = number(low=0)
+    kinds = [
+        {n: rate if n in ("lr", "initial_lr") else exactly(v) for n, v in group.items()}
+        for group in now
+    ]
+    return Kind(
+        "the optimizer's own settings",
+        lambda value: (
+            isinstance(value, list)
+            and len(value) == len(kinds)
+            and all(
+                isinstance(group, dict) and group.keys() == k.keys()
+                for group, k in zip(value, kinds, strict=True)
+            )
+            and all(k[n].fits(group[n]) for group, k in zip(value, kinds, strict=True) for n in k)
+        ),
+    )
+
+
+def _plain(idle: set[str]) -> Kind:
+    """What is no tensor: that a parameter has no momentum yet."""
+    return Kind(
+        "nothing but momentum that is not there",
+        lambda value: (
+            isinstance(value, dict)
+            and set(value) <= idle
+            and all(entry == {"momentum_buffer": None} for entry in value.values())
+        ),
+    )

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from ostinato.errors import StateError
+from ostinato.ops.expect import Expected, Like
 from ostinato.ops.snapshot import State
 
 
@@ -92,6 +93,19 @@ class PromptPool:
         if self.keys is None or self.prompts is None:
             return State()
         return State({"keys": self.keys, "prompts": self.prompts})
+
+    def expected(self, state: State) -> Expected:
+        """No pair, or as many keys as prompts, of the sizes there are here."""
+        if not state.tensors:
+            return Expected()
+        widths = () if self.keys is None else self.keys.shape[1:]
+        sides = () if self.prompts is None else self.prompts.shape[1:]
+        return Expected(
+            {
+                "keys": Like(("pairs", *(widths or ("key",))), None),
+                "prompts": Like(("pairs", *(sides or ("prompt", "width"))), None),
+            }
+        )
 
     def import_state(self, state: State) -> None:
         """Continue from there."""

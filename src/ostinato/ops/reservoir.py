@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 from ostinato.errors import StateError
+from ostinato.ops.expect import Expected, Like, count, declaration
 from ostinato.ops.losses import distribution_entropy, marginal, softmax_entropy
 from ostinato.ops.optim import OptimizerState, make_optimizer
 from ostinato.ops.snapshot import State, Stateful
@@ -94,6 +96,18 @@ class Styles:
         state.values["seen"] = self.seen
         return state
 
+    def expected(self, state: State) -> Expected:
+        """Centroids of one width, their optimizer's numbers, and a sample of that width."""
+        known = self.centroids.shape[1]
+        width: int | str = known or "width"
+        parameter = nn.Parameter(state.tensors["centroids"].detach())
+        fresh = make_optimizer("adamw", [parameter], lr=self.lr)
+        tensors = {"centroids": Like(("styles", width))}
+        if state.values["seen"]:
+            tensors["sample"] = Like((self.memory, width))
+        inner = OptimizerState(fresh).expected(state.part("optimizer"))
+        return Expected(tensors, {"seen": count()}, {"optimizer": inner})
+
     def import_state(self, state: State) -> None:
         """Continue from there."""
         if "centroids" not in state.tensors:
@@ -124,13 +138,21 @@ def prediction_information(logits: Tensor) -> float:
     return float(distribution_entropy(marginal(logits)) - softmax_entropy(logits).mean())
 
 
+class Swappable(Stateful, Protocol):
+    """Something whose whole state can be exchanged for another of its own."""
+
+    def take_back(self, state: State) -> None:
+        """Become what it exported itself; nothing is checked."""
+        ...
+
+
 class Slots:
     """One state of the inner method per style, the active one living in the method itself.
 
     A state is swapped in and out whole: parameters, optimizer, teachers, random numbers.
     """
 
-    def __init__(self, inner: Stateful) -> None:
+    def __init__(self, inner: Swappable) -> None:
         self.inner = inner
         self.states = [inner.export_state().clone()]
         self.active = 0
@@ -146,7 +168,7 @@ class Slots:
         """Make another slot the active one."""
         if index != self.active:
             self.park()
-            self.inner.import_state(self.states[index])
+            self.inner.take_back(self.states[index])
             self.active = index
 
     def add(self, origin: int) -> None:
@@ -189,6 +211,12 @@ class Slots:
         joined.values["active"] = self.active
         return joined
 
+    def expected(self, state: State) -> Expected:
+        """Slots from 0 on, each a whole state of the inner method, and which one is active."""
+        names = [f"slot{number}" for number in range(len(state.values) - 1)]
+        parts = {name: declaration(name, self.inner, state.part(name)) for name in names}
+        return Expected({}, {"active": count(high=len(names) - 1)}, parts)
+
     def import_state(self, state: State) -> None:
         """Continue from there."""
         count = sum(name.startswith("slot") for name in state.values)
@@ -196,4 +224,4 @@ class Slots:
             raise StateError("The state's reservoir has no active slot.")
         self.states = [state.part(f"slot{n}").clone() for n in range(count)]
         self.active = state.values["active"]
-        self.inner.import_state(self.states[self.active])
+        self.inner.take_back(self.states[self.active])

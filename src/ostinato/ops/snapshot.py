@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors import safe_open
+from safetensors.torch import save
 from torch import Tensor
 
 from ostinato.errors import StateError
+from ostinato.ops.expect import Expected, Like, check_finite, like
+from ostinato.ops.files import write_atomically
 
 FORMAT = "ostinato-state"
 VERSION = 1
@@ -81,9 +81,17 @@ class Scalars(dict[str, Any]):
     {'steps': 1}
     """
 
+    def __init__(self, **start: Any) -> None:
+        super().__init__(start)
+        self._kinds = {name: like(value) for name, value in start.items()}
+
     def export_state(self) -> State:
         """The values."""
         return State(values=dict(self))
+
+    def expected(self, state: State) -> Expected:
+        """The names it started with, each with the type it had then."""
+        return Expected(values=self._kinds)
 
     def import_state(self, state: State) -> None:
         """Take values over."""
@@ -101,6 +109,10 @@ class RandomState:
         """The generator's position."""
         return State({"position": self.generator.get_state()})
 
+    def expected(self, state: State) -> Expected:
+        """A position of a generator of this kind."""
+        return Expected({"position": Like.of(self.generator.get_state())})
+
     def import_state(self, state: State) -> None:
         """Continue from a position."""
         self.generator.set_state(state.tensors["position"].cpu())
@@ -108,9 +120,7 @@ class RandomState:
 
 def save_state(path: str | Path, state: State, header: dict[str, Any]) -> None:
     """Write atomically: a crash leaves the old file, or none, never half a one."""
-    path = Path(path)
-    if not path.parent.is_dir():
-        raise StateError(f"Cannot save to {path}: the folder {path.parent} does not exist.")
+    check_finite(state)
     tensors = {k: t.detach().cpu().contiguous().clone() for k, t in state.tensors.items()}
     meta = {
         "format": FORMAT,
@@ -119,16 +129,7 @@ def save_state(path: str | Path, state: State, header: dict[str, Any]) -> None:
         "values": json.dumps(state.values, sort_keys=True),
     }
     meta["digest"] = _digest(tensors, meta)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
-    os.close(handle)
-    try:
-        save_file(tensors, name, metadata=meta)
-        with Path(name).open("rb+") as file:
-            os.fsync(file.fileno())
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    write_atomically(path, save(tensors, metadata=meta))
 
 
 def load_state(path: str | Path) -> tuple[State, dict[str, Any]]:
@@ -140,18 +141,37 @@ def load_state(path: str | Path) -> tuple[State, dict[str, Any]]:
         with safe_open(str(path), framework="pt") as file:
             meta = file.metadata() or {}
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError, ValueError) as error:
+        digest = _digest(tensors, meta)
+    except Exception as error:  # whatever a foreign or damaged file makes the reader raise
         raise StateError(f"{path} is truncated or damaged ({error}); use another copy.") from None
     if meta.get("format") != FORMAT:
         raise StateError(f"{path} is a safetensors file, but not one that Ostinato saved.")
-    version = int(meta.get("version", "0"))
-    if version > VERSION:
-        raise StateError(
-            f"{path} has state version {version}, this Ostinato reads up to {VERSION}: update it."
-        )
-    if meta.get("digest") != _digest(tensors, meta):
+    _check_version(path, meta.get("version"))
+    if meta.get("digest") != digest:
         raise StateError(f"{path} is damaged: its contents do not match their checksum.")
-    return State(tensors, json.loads(meta["values"])), json.loads(meta["header"])
+    state = State(tensors, _parse(path, "values", meta))
+    header = _parse(path, "header", meta)
+    check_finite(state, str(path))
+    return state, header
+
+
+def _check_version(path: Path, text: str | None) -> None:
+    if text is None or not (text.isascii() and text.isdecimal() and len(text) < 10):
+        raise StateError(f"{path} has no state version that can be read ({text!r:.20}).")
+    if not 1 <= int(text) <= VERSION:
+        raise StateError(
+            f"{path} has state version {text}, this Ostinato reads up to {VERSION}: update it."
+        )
+
+
+def _parse(path: Path, key: str, meta: dict[str, str]) -> dict[str, Any]:
+    try:
+        found = json.loads(meta[key])
+    except (KeyError, ValueError, RecursionError):
+        raise StateError(f"{path} is damaged: its {key} cannot be read.") from None
+    if not isinstance(found, dict):
+        raise StateError(f"{path} is damaged: its {key} have no names.")
+    return found
 
 
 def _digest(tensors: dict[str, Tensor], meta: dict[str, str]) -> str:

@@ -14,10 +14,11 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor, nn
 
 from ostinato.errors import ConfigError, MissingResource
+from ostinato.ops.files import write_atomically
 from ostinato.ops.gather import Gatherer
 from ostinato.ops.moments import BlockMoments
 from ostinato.ops.snapshot import State
@@ -100,7 +101,7 @@ class SourceStatistics:
             name: (t if t.dtype == torch.half else t.float()).cpu().contiguous()
             for name, t in tensors.items()
         }
-        save_file(kept, str(path), metadata={"format": FORMAT, "info": json.dumps(info)})
+        write_atomically(path, save(kept, metadata={"format": FORMAT, "info": json.dumps(info)}))
 
     @classmethod
     def load(cls, path: str | Path) -> SourceStatistics:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from ostinato.errors import StateError, TargetError
+from ostinato.ops.expect import Expected, Like
 from ostinato.ops.snapshot import State
 
 
@@ -91,6 +92,10 @@ class Teacher:
     def export_state(self) -> State:
         """The teacher's values."""
         return State(dict(self.values))
+
+    def expected(self, state: State) -> Expected:
+        """These values, in the shapes and types they have."""
+        return Expected({name: Like.of(value) for name, value in self.values.items()})
 
     def import_state(self, state: State) -> None:
         """Take values over; checks names and shapes first."""

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ostinato.errors import ConfigError, StateError, TargetError
+from ostinato.ops.expect import Expected, Like
 from ostinato.ops.features import find_blocks
 from ostinato.ops.snapshot import State
 
@@ -113,6 +114,10 @@ class Weights:
     def export_state(self) -> State:
         """The current values."""
         return State({name: p.detach() for name, p in self.parameters.items()})
+
+    def expected(self, state: State) -> Expected:
+        """These parameters, in the shapes and types they have."""
+        return Expected({name: Like.of(source) for name, source in self.source.items()})
 
     def import_state(self, state: State) -> None:
         """Take values over; checks names and shapes first."""

@@ -6,6 +6,7 @@ Taken from a live dual-expert method by hooks, without changing it, and kept bes
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ostinato.errors import DataError, InputError
+from ostinato.ops.files import write_atomically
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -49,10 +51,12 @@ class ExpertAttention:
 
     def save(self, path: str | Path) -> None:
         """Write as arrays; nothing in the file is ever unpickled."""
+        content = io.BytesIO()
         np.savez_compressed(
-            Path(path), images=self.images, maps=self.maps, experts=np.array(self.experts),
+            content, images=self.images, maps=self.maps, experts=np.array(self.experts),
             active=self.active, titles=np.array(self.titles), layer=np.array(self.layer),
         )  # fmt: skip
+        write_atomically(path, content.getvalue())
 
     @classmethod
     def load(cls, path: str | Path) -> ExpertAttention:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated
 
 import tyro
 
-from ostinato.errors import OstinatoError
+from ostinato.ops.files import check_writable, write_atomically
 
 
 def report(
@@ -35,16 +34,7 @@ def write_report(
 
     place = Path(out)
     place = place / "report.html" if place.is_dir() else place
-    if not place.parent.is_dir():
-        raise OstinatoError(f"Cannot write {place}: the folder {place.parent} does not exist.")
+    check_writable(place)  # before minutes of drawing
     text = render(read_variants(runs), title)
-    part = place.with_name(f".{place.name}.{os.getpid()}.tmp")
-    try:
-        part.write_text(text, encoding="utf-8")
-        part.replace(place)
-    except OSError as error:
-        part.unlink(missing_ok=True)
-        raise OstinatoError(
-            f"Cannot write {place} ({error.strerror}); choose another with --out."
-        ) from None
+    write_atomically(place, text.encode())
     return place

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -110,9 +111,19 @@ def _usual_order(path: Path) -> tuple[bool, bool, str]:
 def read_variants(paths: Iterable[str | Path]) -> list[Variant]:
     """Read all runs, and put those together that differ in their seed alone."""
     groups: dict[str, list[Run]] = {}
+    paths = list(paths)
+    named = {Path(path).resolve() for path in paths}
     for path in find_folders(paths):
-        run = read_run(path)
+        try:
+            run = read_run(path)
+        except DataError as error:
+            if path.resolve() in named:
+                raise
+            print(f"left out: {error}", file=sys.stderr)  # one of many must not spoil the page
+            continue
         groups.setdefault(repr(_flat(_without_seed(run.spec))), []).append(run)
+    if not groups:
+        raise DataError("None of these folders holds a run that can be read.")
     members = [sorted(g, key=lambda run: run.seed or 0) for g in groups.values()]
     labels = name_all([group[0] for group in members])
     looks = _looks([group[0] for group in members])

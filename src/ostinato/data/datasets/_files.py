@@ -11,8 +11,10 @@ from PIL import Image
 from torch import Tensor
 
 from ostinato.errors import DataError
+from ostinato.text import one_line
 
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".tif", ".tiff"})
+MOST_PIXELS = 64_000_000
 _ARCHIVES = (".tar", ".tar.gz", ".tgz", ".zip")
 
 
@@ -40,6 +42,7 @@ def decode_map(path: Path) -> Tensor:
 def _decode(path: Path, mode: str | None) -> np.ndarray:
     try:
         with Image.open(path) as picture:
+            _check_pixels(picture)
             picture.load()
             return np.array(picture.convert(mode) if mode else picture)
     except FileNotFoundError:
@@ -47,11 +50,22 @@ def _decode(path: Path, mode: str | None) -> np.ndarray:
             f"{path} is missing. Fetch or unpack the data set again; 'ostinato data check' tells "
             f"what else is."
         ) from None
-    except (OSError, SyntaxError, ValueError) as error:
+    except DataError as error:
+        raise DataError(f"{path} {error}") from None
+    except Exception as error:  # decoders meet broken files with whatever they stumble over
         raise DataError(
-            f"{path} cannot be decoded ({error}): the file is truncated or no image. "
+            f"{path} cannot be decoded ({one_line(error)}): the file is truncated or no image. "
             f"Delete it and fetch or unpack the data set again."
         ) from None
+
+
+def _check_pixels(picture: Image.Image) -> None:
+    """Refuse before decoding: a few kilobytes can say that they are gigabytes of pixels."""
+    width, height = picture.size
+    if width * height > MOST_PIXELS:
+        raise DataError(
+            f"has {width}×{height} pixels, more than {MOST_PIXELS:,}: resize it, or leave it out."
+        )
 
 
 def list_images(folder: Path) -> list[Path]:

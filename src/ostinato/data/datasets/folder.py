@@ -51,6 +51,7 @@ class FolderDataset(LabelledFiles):
         for place in places:
             if not place.is_dir() or not subfolders(place):
                 raise wrong_layout(self.name, place, self.layout, "every class folder")
+        self.named_by_folders = labels == "own" and not class_names
         found = {f.name for place in places for f in subfolders(place) if list_images(f)}
         position = self._number(found, class_names, labels)
         for domain, place in zip(_domain_names(places), places, strict=True):
@@ -92,12 +93,37 @@ class FolderDataset(LabelledFiles):
         self._outputs = 1000
         return {name: label for label, name in enumerate(order)}
 
+    def match(self, names: Sequence[str]) -> list[str]:
+        """Number the classes as a model's outputs are, by their names.
+
+        Returns the folders that no output is called after; then nothing has changed.
+        """
+        columns = {_plain(name): column for column, name in enumerate(names)}
+        unknown = [name for name in self.class_names if _plain(name) not in columns]
+        if unknown or len(columns) < len(names):
+            return unknown or list(self.class_names)
+        mine = [columns[_plain(name)] for name in self.class_names]
+        order = sorted(range(len(mine)), key=mine.__getitem__)
+        position = {old: new for new, old in enumerate(order)}
+        self._labels = [position[label] for label in self._labels]
+        self.class_names = tuple(self.class_names[old] for old in order)
+        self.classes = torch.tensor(sorted(mine)) if len(mine) < len(names) else None
+        self._outputs = len(names)
+        return []
+
+    named_by_folders: bool = False
+    """Whether the folders' names alone say which class is which."""
     _outputs: int | None = None
 
     @property
     def outputs(self) -> int:
         """How many logits a model for these folders has."""
         return self._outputs or self.num_classes
+
+
+def _plain(name: str) -> str:
+    """Names that differ in case, blanks and dashes alone are the same."""
+    return "".join(part for part in name.casefold() if part.isalnum())
 
 
 def _numeric(name: str) -> int:

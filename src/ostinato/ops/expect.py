@@ -1,0 +1,282 @@
+"""What each part of a state has to hold, and the one check that keeps it to that.
+
+A part that offers `expected` declares its names, shapes, types and ranges. One that does not is
+held to finite numbers, and to giving back after the import what it was given.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from ostinato.errors import StateError
+
+if TYPE_CHECKING:
+    from ostinato.ops.snapshot import State, Stateful
+
+LARGEST = 1 << 53
+"""Whole numbers above this are no counts: JSON readers differ on them."""
+
+
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+
+
+class Kind(NamedTuple):
+    """A kind of JSON value: in words, and as a test."""
+
+    words: str
+    fits: Callable[[Any], bool]
+
+
+def count(low: int = 0, high: int = LARGEST) -> Kind:
+    """A whole number in a range.
+
+    >>> count().fits(3), count().fits(True), count().fits(-1), count().fits(1.0)
+    (True, False, False, False)
+    """
+    return Kind(
+        f"a whole number from {low} to {high}",
+        lambda value: isinstance(value, int) and type(value) is not bool and low <= value <= high,
+    )
+
+
+def number(low: float = -math.inf, high: float = math.inf) -> Kind:
+    """A finite number in a range, whole or not."""
+    return Kind(
+        f"a finite number from {low} to {high}",
+        lambda value: (
+            isinstance(value, int | float)
+            and type(value) is not bool
+            and low <= value <= high
+            and abs(value) < math.inf
+        ),
+    )
+
+
+def exactly(wanted: Any) -> Kind:
+    """One value, of the very type all through.
+
+    >>> exactly([1]).fits([1]), exactly([1]).fits([True]), exactly(1).fits(1.0)
+    (True, False, False)
+    """
+    text = json.dumps(wanted, sort_keys=True)
+    return Kind(repr(wanted), lambda value: json.dumps(value, sort_keys=True) == text)
+
+
+def optional(kind: Kind) -> Kind:
+    """None, or a value of a kind."""
+    return Kind(f"none or {kind.words}", lambda value: value is None or kind.fits(value))
+
+
+def listed(kind: Kind, length: int | None = None) -> Kind:
+    """A list of values of a kind.
+
+    >>> listed(count(), 2).fits([1, 2]), listed(count(), 2).fits([1])
+    (True, False)
+    """
+    return Kind(
+        f"a list of {'' if length is None else f'{length} '}{kind.words}",
+        lambda value: (
+            isinstance(value, list)
+            and length in (None, len(value))
+            and all(kind.fits(one) for one in value)
+        ),
+    )
+
+
+def like(start: Any) -> Kind:
+    """Whatever has the type that a value starts with; None is a number or a size that comes later.
+
+    >>> like(0).fits(-1), like(None).fits(None), like(None).fits([32, 32]), like(None).fits([0])
+    (False, True, True, False)
+    """
+    if start is None or isinstance(start, list | tuple):
+        either = (optional(number()), listed(count(low=1)))
+        return Kind("none, a number or a size", lambda v: any(k.fits(v) for k in either))
+    if isinstance(start, bool | str):
+        return Kind(type(start).__name__, lambda value: type(value) is type(start))
+    return count() if isinstance(start, int) else number()
+
+
+@dataclass(frozen=True)
+class Like:
+    """What one tensor has to be.
+
+    Attributes:
+        shape: sizes; a word stands for any size that is the same wherever the word is.
+        dtype: None for any floating point that models compute in.
+        low: the least value allowed.
+        high: the largest.
+        optional: whether it may be missing.
+    """
+
+    shape: tuple[int | str, ...]
+    dtype: torch.dtype | None = torch.float32
+    low: float = -math.inf
+    high: float = math.inf
+    optional: bool = False
+
+    @classmethod
+    def of(cls, tensor: Tensor, low: float = -math.inf) -> Like:
+        """Of the same shape and type as one that is there."""
+        return cls(tuple(tensor.shape), tensor.dtype, low)
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What a part has to hold: these tensors, these values and these parts, no others.
+
+    >>> from ostinato.ops.snapshot import State
+    >>> wanted = Expected({"mean": Like(("classes",), low=0, high=1)})
+    >>> check_part("mean", State({"mean": torch.tensor([0.5, 2.0])}), wanted)
+    Traceback (most recent call last):
+        ...
+    ostinato.errors.StateError: The state does not fit: mean/mean lies outside 0 to 1.
+    """
+
+    tensors: Mapping[str, Like] = field(default_factory=dict)
+    values: Mapping[str, Kind] = field(default_factory=dict)
+    parts: Mapping[str, Expected] = field(default_factory=dict)
+
+
+ANYTHING = Expected()
+"""Of parts that declare nothing."""
+
+
+@runtime_checkable
+class Declares(Protocol):
+    """A part that says what it expects of a state that it is to take over."""
+
+    def expected(self, state: State) -> Expected:
+        """The declaration; it may depend on counts that the state itself tells."""
+        ...
+
+
+def check_state(thing: Stateful, state: State) -> None:
+    """Hold a whole state to what is declared of it, before anything takes it over."""
+    check_finite(state)
+    check_part("", state, declaration("it", thing, state))
+
+
+def declared(things: Mapping[str, Stateful], state: State) -> Expected:
+    """What all parts together expect."""
+    missing = [name for name in things if name not in state.values]
+    if missing:
+        raise StateError(f"The state lacks {', '.join(missing)}.")
+    return Expected(
+        parts={name: declaration(name, thing, state.part(name)) for name, thing in things.items()}
+    )
+
+
+def declaration(name: str, thing: Stateful, part: State) -> Expected:
+    """What one part expects; anything finite, where it does not say."""
+    if not isinstance(thing, Declares):
+        return ANYTHING
+    if not isinstance(part.values, dict):
+        raise StateError(f"The state does not fit: {name} has no values by name.")
+    try:
+        return thing.expected(part)
+    except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+        raise StateError(f"The state does not fit: {name} cannot be read ({error}).") from None
+
+
+def check_part(name: str, state: State, wanted: Expected) -> None:
+    """Refuse a part that is not what was declared."""
+    if wanted is ANYTHING:
+        return
+    where = f"{name}/" if name else ""
+    inner = tuple(f"{part}/" for part in wanted.parts)
+    own = {k: t for k, t in state.tensors.items() if not (inner and k.startswith(inner))}
+    required = {k for k, one in wanted.tensors.items() if not one.optional}
+    _names(name or "it", set(own), required, set(wanted.tensors))
+    plain = set(wanted.values) | set(wanted.parts)
+    _names(name or "it", set(state.values), plain, plain)
+    sizes: dict[str, int] = {}
+    for key, tensor in own.items():
+        _check_tensor(f"{where}{key}", tensor, wanted.tensors[key], sizes)
+    for key, kind in wanted.values.items():
+        if not kind.fits(state.values[key]):
+            raise StateError(
+                f"The state does not fit: {where}{key} should be {kind.words}, not "
+                f"{state.values[key]!r:.40}."
+            )
+    for key, one in wanted.parts.items():
+        part = state.part(key)
+        if not isinstance(part.values, dict):
+            raise StateError(f"The state does not fit: {where}{key} has no values by name.")
+        check_part(f"{where}{key}", part, one)
+
+
+def _names(name: str, given: set[str], required: set[str], known: set[str]) -> None:
+    for key in sorted(required - given):
+        raise StateError(f"The state does not fit: {name} lacks {key}.")
+    for key in sorted(given - known):
+        raise StateError(f"The state does not fit: {name} has no {key:.60}.")
+
+
+def _check_tensor(name: str, tensor: Tensor, wanted: Like, sizes: dict[str, int]) -> None:
+    types = FLOATS if wanted.dtype is None else (wanted.dtype,)
+    if tensor.dtype not in types:
+        raise StateError(f"The state does not fit: {name} is {tensor.dtype}, not {wanted.dtype}.")
+    shape = tuple(tensor.shape)
+    fits = len(shape) == len(wanted.shape) and all(
+        size == (sizes.setdefault(want, size) if isinstance(want, str) else want)
+        for size, want in zip(shape, wanted.shape, strict=True)
+    )
+    if not fits:
+        raise StateError(f"The state does not fit: {name} has shape {shape}, not {wanted.shape}.")
+    if tensor.numel() and (wanted.low > -math.inf or wanted.high < math.inf):
+        low, high = (float(end) for end in tensor.aminmax())
+        if not wanted.low <= low <= high <= wanted.high:
+            raise StateError(
+                f"The state does not fit: {name} lies outside {wanted.low} to {wanted.high}."
+            )
+
+
+def check_taken(given: State, taken: State) -> None:
+    """After an import: the parts say the very names, shapes, types and values they were given."""
+    forms = [{k: (t.shape, t.dtype) for k, t in s.tensors.items()} for s in (given, taken)]
+    for name in sorted(forms[0].keys() | forms[1].keys()):
+        if forms[0].get(name) != forms[1].get(name):
+            raise StateError(f"The state does not fit: {name} is of another shape or type here.")
+    if _plain(given.values) != _plain(taken.values):
+        raise StateError("The state does not fit: its values are not read as they were written.")
+
+
+def _plain(values: dict[str, Any]) -> Any:
+    """As a file gives them back: JSON knows no tuples, and no names but words."""
+    return json.loads(json.dumps(values))
+
+
+def check_finite(state: State, where: str = "The state") -> None:
+    """Refuse NaN and infinite numbers, in tensors and in values."""
+    floats = {k: t for k, t in state.tensors.items() if t.is_floating_point() or t.is_complex()}
+    # One answer a device is waited for, not one a tensor.
+    verdicts = {k: t.isfinite().all() for k, t in floats.items()}
+    for device in {flag.device for flag in verdicts.values()}:
+        here = [k for k, flag in verdicts.items() if flag.device == device]
+        good = torch.stack([verdicts[k] for k in here]).tolist()
+        for name, fine in zip(here, good, strict=True):
+            if not fine:
+                raise StateError(_not_finite(where, name))
+    for name, value in state.values.items():
+        if not _is_finite(value):
+            raise StateError(_not_finite(where, name))
+
+
+def _not_finite(where: str, name: str) -> str:
+    return f"{where} holds NaN or infinite numbers ({name}): reset, or use an earlier file."
+
+
+def _is_finite(value: Any) -> bool:
+    if isinstance(value, dict):
+        return all(_is_finite(part) for part in value.values())
+    if isinstance(value, list | tuple):
+        return all(_is_finite(part) for part in value)
+    return not isinstance(value, float) or math.isfinite(value)

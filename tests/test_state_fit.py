@@ -1,0 +1,251 @@
+"""A whole, well-signed state that does not fit is refused, and nothing has changed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+import ostinato
+from ostinato.checks import small_batches, small_model
+from ostinato.errors import StateError
+from ostinato.methods.base import Method
+from ostinato.ops import snapshot
+from ostinato.ops.expect import Like, check_part, exactly, listed, number, optional
+from ostinato.ops.snapshot import State, load_state, save_state
+
+METHODS = {"tent": {}, "cotta": {}, "rotta": {"capacity": 4}, "vdp": {"size": 4}, "sar": {}}
+RESERVOIR = {"threshold": 1.0, "memory": 8}
+
+
+def adapted(name: str) -> Method:
+    given = RESERVOIR if name == "reservoir" else METHODS[name]
+    method = ostinato.adapt(small_model(), name, **given)
+    for batch in small_batches(2):
+        method(batch)
+    return method
+
+
+@pytest.fixture(scope="module", params=[*METHODS, "reservoir"])
+def method(request: pytest.FixtureRequest) -> Method:
+    return adapted(request.param)
+
+
+def bits(method: Method) -> dict[str, Tensor]:
+    return method.export_state().clone().tensors
+
+
+def refused(method: Method, state: State) -> None:
+    before, values = bits(method), method.export_state().clone().values
+    with pytest.raises(StateError):
+        method.import_state(state)
+    after = bits(method)
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert values == method.export_state().clone().values
+
+
+def spoil(value: float) -> Callable[[Tensor], Tensor | None]:
+    def change(tensor: Tensor) -> Tensor | None:
+        if not tensor.is_floating_point() or not tensor.numel():
+            return None
+        changed = tensor.clone()
+        changed.view(-1)[-1] = value
+        return changed
+
+    return change
+
+
+CHANGES: dict[str, Callable[[Tensor], Tensor | None]] = {
+    "nan": spoil(float("nan")),
+    "infinite": spoil(float("-inf")),
+    "one row more": lambda t: torch.cat([t, t[:1]]) if t.ndim and len(t) else t[None],
+    "one size more": lambda t: t[None],
+    "another type": lambda t: t.double() if t.dtype == torch.float32 else t.float(),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_no_changed_tensor_is_taken(method, change):
+    state = method.export_state().clone()
+    for name, tensor in state.tensors.items():
+        changed = CHANGES[change](tensor)
+        if changed is not None:
+            refused(method, State({**state.tensors, name: changed}, state.values))
+
+
+def test_no_missing_and_no_extra_tensor_is_taken(method):
+    state = method.export_state().clone()
+    for name in state.tensors:
+        rest = {key: tensor for key, tensor in state.tensors.items() if key != name}
+        refused(method, State(rest, state.values))
+    parts = {name.partition("/")[0] for name in state.tensors}
+    for name in (*(f"{part}/more" for part in sorted(parts)), "foreign/a", "plain"):
+        refused(method, State({**state.tensors, name: torch.zeros(1)}, state.values))
+
+
+def paths(values: object, start: tuple[object, ...] = ()) -> list[tuple[object, ...]]:
+    found = [start] if start else []
+    items = values.items() if isinstance(values, dict) else ()
+    items = enumerate(values) if isinstance(values, list) else items
+    for key, value in items:
+        found += paths(value, (*start, key))
+    return found
+
+
+def put(values: dict, path: tuple, value: object) -> dict:
+    changed = json.loads(json.dumps(values))
+    place = changed
+    for key in path[:-1]:
+        place = place[key]
+    if value is put:
+        del place[path[-1]]
+    else:
+        place[path[-1]] = value
+    return changed
+
+
+@pytest.mark.parametrize("value", ["word", {"a": 1}, float("inf"), -5, True], ids=str)
+def test_no_value_of_another_kind_is_taken(method, value):
+    state = method.export_state().clone()
+    for path in paths(state.values):
+        old = state.values
+        for key in path:
+            old = old[key]
+        # What starts as None may be any number later.
+        same = old is value or (value == -5 and path[-1] in ("loss", "confidence", "size"))
+        if not same:
+            refused(method, State(state.tensors, put(state.values, path, value)))
+
+
+def test_no_missing_and_no_extra_value_is_taken(method):
+    state = method.export_state().clone()
+    for path in paths(state.values):
+        if isinstance(path[-1], str):  # a shorter list may be a state as well
+            refused(method, State(state.tensors, put(state.values, path, put)))
+    for name, part in state.values.items():
+        if isinstance(part, dict):
+            refused(method, State(state.tensors, put(state.values, (name, "more"), 1)))
+    refused(method, State(state.tensors, {**state.values, "more": {}}))
+
+
+def test_what_fits_is_taken(method):
+    state = method.export_state().clone()
+    method.import_state(state)
+    assert all(torch.equal(tensor, bits(method)[name]) for name, tensor in state.tensors.items())
+
+
+def test_a_part_that_declares_nothing_must_give_back_what_it_took():
+    class Careless:
+        """Takes a tensor over in another type."""
+
+        kept = torch.zeros(2)
+
+        def export_state(self) -> State:
+            return State({"kept": self.kept})
+
+        def import_state(self, state: State) -> None:
+            self.kept = state.tensors["kept"].half()
+
+    method = ostinato.adapt(small_model(), "source")
+    careless = method.track("careless", Careless())
+    state = method.export_state().clone()
+    with pytest.raises(StateError, match="another shape or type"):
+        method.import_state(state)
+    assert torch.equal(careless.kept, torch.zeros(2))
+
+
+@pytest.fixture
+def path(tmp_path):
+    place = tmp_path / "s"
+    save_state(place, State({"a": torch.ones(2)}, {"steps": 3}), {"method": "x"})
+    return place
+
+
+def sign_again(path, change: Callable[[dict, dict], None]) -> None:
+    with safe_open(str(path), framework="pt") as file:
+        meta = file.metadata()
+    tensors = load_file(path)
+    change(tensors, meta)
+    meta["digest"] = snapshot._digest(tensors, meta)
+    save_file(tensors, path, metadata=meta)
+
+
+@pytest.mark.parametrize("version", ["1.0", "x", "", "0", "-1", "١", "1e0", " 1", None])
+def test_versions_that_are_none(path, version):
+    def change(_: dict, meta: dict) -> None:
+        if version is None:
+            del meta["version"]
+        else:
+            meta["version"] = version
+
+    sign_again(path, change)
+    with pytest.raises(StateError, match="version"):
+        load_state(path)
+
+
+@pytest.mark.parametrize("key", ["values", "header"])
+@pytest.mark.parametrize("text", ["[]", "1", "null", "{", "[" * 100_000, '{"a": 1} 2', None])
+def test_values_and_header_must_be_objects(path, key, text):
+    def change(_: dict, meta: dict) -> None:
+        if text is None:
+            del meta[key]
+        else:
+            meta[key] = text
+
+    sign_again(path, change)
+    with pytest.raises(StateError, match="damaged"):
+        load_state(path)
+
+
+@pytest.mark.parametrize("text", ['{"a": NaN}', '{"a": [1e999]}', '{"a": {"b": -Infinity}}'])
+def test_values_in_a_file_are_finite(path, text):
+    sign_again(path, lambda _, meta: meta.update(values=text))
+    with pytest.raises(StateError, match="infinite"):
+        load_state(path)
+
+
+def test_tensors_in_a_file_are_finite(path):
+    sign_again(path, lambda tensors, _: tensors.update(a=torch.tensor([1.0, float("nan")])))
+    with pytest.raises(StateError, match="NaN"):
+        load_state(path)
+
+
+def test_a_state_that_could_not_be_loaded_is_not_saved(path):
+    before = path.read_bytes()
+    with pytest.raises(StateError, match="NaN"):
+        save_state(path, State({"a": torch.tensor(float("nan"))}), {})
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("config", [None, [], "x", 3])
+def test_a_header_whose_settings_are_none(tmp_path, config):
+    method = ostinato.adapt(small_model(), "source")
+    place = tmp_path / "s"
+    header = {**method._header(), "config": config}
+    save_state(place, method.export_state(), header)
+    with pytest.raises(StateError, match="settings"):
+        method.load(place)
+
+
+def test_kinds():
+    assert optional(number()).fits(None)
+    assert not number().fits(True)
+    assert not exactly(1).fits(1.0)
+    assert not exactly(1).fits(True)
+    assert listed(number()).fits([])
+    assert not listed(number()).fits((1,))
+
+
+def test_a_named_size_is_the_same_everywhere():
+    from ostinato.ops.expect import Expected
+
+    wanted = Expected({"a": Like(("n",)), "b": Like(("n", 2))})
+    check_part("x", State({"a": torch.zeros(3), "b": torch.zeros(3, 2)}), wanted)
+    with pytest.raises(StateError, match="shape"):
+        check_part("x", State({"a": torch.zeros(3), "b": torch.zeros(4, 2)}), wanted)
