@@ -354,7 +354,8 @@ class Method(Persistent, nn.Module):
         pixels = self.model.check(images)
         if pixels.is_inference():
             pixels = pixels.clone()
-        classes = self.model.check_classes(classes)
+        if classes is not None:
+            classes = self.model.check_classes(classes)
         return Input(pixels, classes, oracle)
 
     def detach(self) -> nn.Module:
