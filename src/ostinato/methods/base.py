@@ -66,6 +66,7 @@ class Method(Persistent, nn.Module):
         self.model = model
         self._lock = threading.RLock()
         self._frozen = self._detached = False
+        self.building = True
         self._flags = Flags.freeze(model)
         self._tracked: dict[str, Stateful] = {}
         self.counters = self.track("counters", Scalars(steps=0, size=None))
@@ -80,6 +81,7 @@ class Method(Persistent, nn.Module):
         except BaseException:
             self.detach()
             raise
+        self.building = False
         self._initial = self._first_state()
 
     # What a method supplies.

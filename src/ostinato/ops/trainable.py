@@ -134,10 +134,15 @@ _OWNERS: weakref.WeakKeyDictionary[nn.Module, weakref.ref[object]] = weakref.Wea
 
 
 def claim(model: nn.Module, owner: object) -> None:
-    """Note that `owner` adapts the model; a second one at the same time is refused."""
+    """Note that `owner` adapts the model; a second one at the same time is refused.
+
+    A method that another one makes for itself while it is being set up belongs to that one.
+    """
     for module in model.modules():
         known = _OWNERS.get(module)
         other = None if known is None else known()
+        if getattr(other, "building", False):
+            return
         if other is not None and other is not owner:
             raise ConfigError(
                 "This model, or a part of it, is adapted already; call ostinato.unwrap on what "
