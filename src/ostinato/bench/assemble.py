@@ -35,7 +35,7 @@ class Request:
     Attributes:
         scale: the paper's setting, or the package's own data.
         methods: `name` or `name:preset`; "all" for every registered one; empty for the usual.
-        preset: of an ablation's rows; `paper` at full scale, `robust` at small unless given.
+        preset: of an ablation's rows; `paper` at full scale, `source-free` at small unless given.
         seeds: in place of the paper's.
         changes: spec values on top of the table's.
         out: where runs are kept.
@@ -116,7 +116,7 @@ def _candidates(table: Table, request: Request) -> list[Variant]:
     if table.variants:
         if request.methods:
             raise ConfigError(f"{table.name} has rows of its own; choose a preset instead.")
-        preset = request.preset or (PAPER if request.scale == "full" else "robust")
+        preset = request.preset or (PAPER if request.scale == "full" else "source-free")
         rows = [v if v.method == "source" else replace(v, preset=preset) for v in table.variants]
         return [replace(v, cosine=v.preset == PAPER) for v in rows]
     usual = table.methods or METHODS_FULL
