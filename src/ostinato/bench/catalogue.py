@@ -20,7 +20,7 @@ def catalogue(kind: Kind) -> tuple[Row, list[Row]]:
 
     >>> head, rows = catalogue("descriptors")
     >>> head, [row[0] for row in rows]
-    (('name', 'what it is'), ['cls-feature', 'full', 'high', 'low', 'rgb-histogram', 'style'])
+    (('name', 'what it is'), ['cls-feature', 'full', 'high', 'low', 'rgb-histogram', 'style', 'texture'])
     """
     head, rows = _KINDS[kind]
     return head, rows()

@@ -35,6 +35,7 @@ from ostinato.methods.base import Method
 from ostinato.methods.contract import MethodConfig, resolve_config
 from ostinato.ops.snapshot import State, load_state, save_state
 from ostinato.ops.statistics import SourceStatistics
+from ostinato.own import choose_method
 from ostinato.registry import METHODS, STREAMS
 
 PREPARED = "prepared.safetensors"
@@ -254,9 +255,7 @@ def open_job(spec: Spec, stream: Stream | None = None) -> Job:
 
 def _preset(spec: Spec) -> str | None:
     """The default of `ostinato.adapt`, written out."""
-    if spec.preset is None and spec.method == "dual_expert":
-        return "source-free" if spec.statistics is None else "robust"
-    return spec.preset
+    return choose_method(spec.method, spec.preset, spec.statistics is not None)[1]
 
 
 def _other_preset(kind: type[Method], need: str) -> str:
