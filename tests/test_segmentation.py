@@ -333,8 +333,6 @@ def test_a_spec_without_views_is_stored_and_hashed_as_ever() -> None:
         ({"window": [8, 8], "stride": [9, 8]}, "no window sees"),
         ({"scales": [0.5, 0.5]}, "each once"),
         ({"scales": [0.0]}, "positive numbers"),
-        ({"window": [32, 32], "settings": {"discriminator": {"route": "sample"}},
-          "method": "dual_expert"}, "route = 'batch'"),
         (
             {"model": "embedded", "stream": "continual", "data": {"domains": ["fog"], "limit": 4},
              "roots": None, "window": [16, 16]},
