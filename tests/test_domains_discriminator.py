@@ -19,7 +19,6 @@ from ostinato.domains.discriminator import (
     Evidence,
     make_discriminator,
 )
-from ostinato.domains.grouping import groups
 from ostinato.errors import ConfigError, InputError, StateError, UnknownName
 from ostinato.ops.snapshot import State, load_state, save_state
 from ostinato.registry import DISCRIMINATORS
@@ -215,52 +214,6 @@ def test_the_first_domain_rests_on_all_of_its_first_images() -> None:
     assert fdd.count(0) == 25
 
 
-# -- one domain for each image --------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("batch", [1, 7, 50, 120])
-def test_images_of_mixed_batches_find_their_domains(batch: int) -> None:
-    generator = torch.Generator().manual_seed(8)
-    fdd = make(route="sample")
-    truth: list[int] = []
-    found: list[int] = []
-    while len(truth) < 1200:
-        true = torch.randint(3, (batch,), generator=generator)
-        z = torch.stack([draw(int(k), 1, generator)[0] for k in true])
-        decision = feed(fdd, z)
-        assert decision.per_sample is not None
-        assert len(decision.per_sample) == batch
-        assert decision.domain in decision.per_sample
-        truth += true.tolist()
-        found += decision.per_sample
-        assert set(decision.per_sample) <= set(fdd.domains)
-    assert len(fdd.domains) == 3
-    pairs = list(zip(truth[-500:], found[-500:], strict=True))
-    assert len(set(pairs)) == 3
-
-
-def test_one_domain_by_images_stays_one() -> None:
-    generator = torch.Generator().manual_seed(9)
-    fdd = make(route="sample")
-    for _ in range(60):
-        feed(fdd, draw(0, 20, generator))
-    assert fdd.domains == (0,)
-    held = fdd.export_state().tensors["router/held"]
-    assert len(held) < 25
-
-
-def test_groups_are_found_and_one_gaussian_is_not_split() -> None:
-    generator = torch.Generator().manual_seed(10)
-    mixed = torch.cat([draw(k, n, generator) for k, n in ((0, 30), (1, 20), (2, 10))])
-    assert [sorted(g.tolist()) for g in groups(mixed, 1.0, 8)] == [
-        list(range(30)),
-        list(range(30, 50)),
-        list(range(50, 60)),
-    ]
-    assert len(groups(draw(0, 60, generator), 1.0, 8)) == 1
-    assert len(groups(torch.zeros(40, 3), 1.0, 8)) == 1
-
-
 # -- reading only, state --------------------------------------------------------------------------
 
 CASES: list[tuple[dict[str, Any], int]] = [
@@ -270,7 +223,6 @@ CASES: list[tuple[dict[str, Any], int]] = [
     ({"covariance": "full"}, 10),
     ({"covariance": "none", "threshold": 0.5}, 10),
     ({"update": "ema"}, 10),
-    ({"route": "sample"}, 12),
     ({"kind": "oracle"}, 10),
     ({"kind": "single"}, 10),
     ({"kind": "random", "seed": 3}, 10),
@@ -361,7 +313,8 @@ def test_remove_merge_and_the_nearest_pair(covariance: str) -> None:
         feed(fdd, draw(domain, 30, generator))
     apart = torch.cdist(*[torch.stack([fdd.mean(k) for k in range(4)])] * 2)
     apart.fill_diagonal_(9e9)
-    assert fdd.nearest_pair() == divmod(int(apart.argmin()), 4)
+    older, younger = divmod(int(apart.argmin()), 4)
+    assert fdd.nearest_pair() == (younger, older)
     means, between = (fdd.mean(0) + fdd.mean(2)) / 2, (fdd.mean(0) - fdd.mean(2)) ** 2 / 4
     fdd.merge(2, into=0)
     assert fdd.domains == (0, 1, 3)
@@ -404,15 +357,14 @@ def test_a_domain_may_be_retired_between_decision_and_update() -> None:
 
 def test_removing_the_provisional_domain_starts_afresh() -> None:
     generator = torch.Generator().manual_seed(15)
-    for route in ("batch", "sample"):
-        fdd = make(route=route)
-        feed(fdd, draw(0, 5, generator))
-        fdd.remove(0)
-        images = draw(1, 60, generator)
-        for start in range(0, 60, 5):
-            feed(fdd, images[start : start + 5])
-        assert fdd.domains == (1,)
-        assert float((fdd.mean(1) - CENTRES[1]).abs().mean()) < 0.2
+    fdd = make()
+    feed(fdd, draw(0, 5, generator))
+    fdd.remove(0)
+    images = draw(1, 60, generator)
+    for start in range(0, 60, 5):
+        feed(fdd, images[start : start + 5])
+    assert fdd.domains == (1,)
+    assert float((fdd.mean(1) - CENTRES[1]).abs().mean()) < 0.2
 
 
 # -- variants -------------------------------------------------------------------------------------
@@ -475,16 +427,9 @@ def test_single_has_one_domain_whatever_comes() -> None:
     assert {feed(fdd, z).domain for _, z in stream(10, "0123", 50)} == {0}
 
 
-@pytest.mark.parametrize("kind", ["single", "oracle", "random", "confidence-jump"])
-def test_variants_route_batches_only(kind: str) -> None:
-    with pytest.raises(ConfigError, match="set route='batch'"):
-        make(kind=kind, route="sample")
-
-
 # -- errors ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("route", ["batch", "sample"])
 @pytest.mark.parametrize(
     ("z", "message"),
     [
@@ -496,10 +441,8 @@ def test_variants_route_batches_only(kind: str) -> None:
         (torch.zeros(2, D, dtype=torch.float64), "float32, not torch.float64"),
     ],
 )
-def test_bad_descriptors_are_refused_and_change_nothing(
-    z: Tensor, message: str, route: str
-) -> None:
-    fdd = make(route=route)
+def test_bad_descriptors_are_refused_and_change_nothing(z: Tensor, message: str) -> None:
+    fdd = make()
     decision = feed(fdd, torch.zeros(3, D))
     before = fdd.export_state().clone()
     with pytest.raises(InputError, match=message):
@@ -528,6 +471,6 @@ def test_another_image_size_is_refused_where_it_matters() -> None:
 
 
 def test_wrong_settings_are_refused() -> None:
-    for wrong in ({"threshold": 0}, {"evidence": 0}, {"route": "pixel"}, {"covariance": "banded"}):
+    for wrong in ({"threshold": 0}, {"evidence": 0}, {"route": "sample"}, {"covariance": "banded"}):
         with pytest.raises(ConfigError):
             DiscriminatorConfig.parse(wrong)

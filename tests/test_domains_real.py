@@ -94,23 +94,3 @@ def test_batches_of_other_sizes(
 ) -> None:
     known, _ = rounds(described, name, batch)
     assert least <= known[0] <= known[-1] <= most
-
-
-def test_mixed_batches_by_image(described: dict[str, dict[str, Tensor]]) -> None:
-    """Batches of 50 from three corruptions far apart; 9 images in 10 find their domain."""
-    names = ("gaussian_noise", "motion_blur", "contrast")
-    generator = torch.Generator().manual_seed(0)
-    fdd = make_discriminator(DiscriminatorConfig(route="sample"))
-    pairs: Counter[tuple[int, int]] = Counter()
-    for _ in range(40):
-        true = torch.randint(3, (50,), generator=generator)
-        image = torch.randint(IMAGES, (50,), generator=generator)
-        z = torch.stack([described["low"][names[k]][i] for k, i in zip(true, image, strict=True)])
-        decision = fdd.decide(Evidence(z))
-        fdd.update(Evidence(z), decision)
-        assert decision.per_sample is not None
-        pairs.update(zip(true.tolist(), decision.per_sample, strict=True))
-    right = sum(max(c for (t, _), c in pairs.items() if t == k) for k in range(3))
-    print(f"{len(fdd.domains)} domains, {right / pairs.total():.1%} of the images in their own")
-    assert len(fdd.domains) == 3
-    assert right / pairs.total() > 0.9

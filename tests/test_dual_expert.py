@@ -10,9 +10,13 @@ from torch import nn
 
 import ostinato
 from ostinato.checks import SIZE, check_method, small_model
-from ostinato.errors import ConfigError, InputError, MissingResource, StateError
+from ostinato.errors import ConfigError, InputError, StateError
+from ostinato.methods.contract import resolve_config
+from ostinato.registry import METHODS
 
-PRESETS = ("paper", "robust", "source-free")
+PRESETS = ("paper", "source-free")
+LEARNS = {"kappa": 5.0, "lr": 1e-3}
+"""Every prediction counts: a small model with random weights is sure of nothing."""
 
 
 def three_domains(count, size=32, seed=0):
@@ -28,10 +32,9 @@ def three_domains(count, size=32, seed=0):
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_first_prediction_is_the_sources(preset, statistics, batches):
+def test_first_prediction_is_the_sources(preset, batches):
     expected = small_model()((batches[0] - 0.5) / 0.5)
-    given = statistics if preset == "robust" else None
-    adapted = ostinato.adapt(small_model(), preset=preset, statistics=given)
+    adapted = ostinato.adapt(small_model(), preset=preset)
     assert torch.equal(adapted(batches[0]), expected)
     assert adapted.last.is_new
     assert adapted.last.domain == 0
@@ -39,7 +42,7 @@ def test_first_prediction_is_the_sources(preset, statistics, batches):
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_every_preset_conforms(preset):
-    report = check_method("dual_expert", preset=preset)
+    report = check_method("dual_expert", preset=preset, **LEARNS)
     assert report.passed, str(report)
 
 
@@ -47,7 +50,7 @@ def test_every_preset_conforms(preset):
     "settings",
     [
         {"experts": {"fusion": "input", "placement": "parallel"}},
-        {"discriminator": {"route": "sample"}, "max_domains": 2, "guard": False},
+        {"max_domains": 2, "guard": False},
         {"max_domains": 2, "retire": "merge", "offload": True},
         {"predict": "after", "steps": 2},
         {"discriminator": {"descriptor": "cls-feature"}, "max_domains": 3},
@@ -58,15 +61,17 @@ def test_every_preset_conforms(preset):
     ids=str,
 )
 def test_variants_conform(settings):
-    report = check_method("dual_expert", preset="robust", **settings)
+    report = check_method("dual_expert", **LEARNS, **settings)
     assert report.passed, str(report)
 
 
-def test_defaults_follow_the_help_given(statistics):
-    assert ostinato.adapt(small_model()).config.alignment == 0
-    assert ostinato.adapt(small_model(), statistics=statistics).config.alignment == 1
-    with pytest.raises(MissingResource, match="collect_statistics"):
-        ostinato.adapt(small_model(), preset="robust")
+def test_defaults_are_source_free_and_paper_has_no_guard():
+    kind = METHODS["dual_expert"]
+    assert kind.Config() == resolve_config(kind, "source-free", {})
+    assert ostinato.adapt(small_model()).config == kind.Config()
+    paper = resolve_config(kind, "paper", {})
+    assert (paper.guard, paper.lr, paper.discriminator.evidence) == (False, 1e-5, 1)
+    assert all(not kind.needs(resolve_config(kind, name, {})) for name in PRESETS)
 
 
 def test_failed_start_leaves_the_model_untouched():
@@ -76,10 +81,8 @@ def test_failed_start_leaves_the_model_untouched():
         ostinato.adapt(model, lrr=1)
     with pytest.raises(ConfigError, match="no preset 'robsut'"):
         ostinato.adapt(model, preset="robsut")
-    other = ostinato.collect_statistics(small_model(), torch.rand(4, 3, SIZE, SIZE))
-    shorter = type(other)(other.means[:1], other.stds[:1], other.images)
-    with pytest.raises(ConfigError, match="another model"):
-        ostinato.adapt(model, statistics=shorter)
+    with pytest.raises(ConfigError, match="retire='merge' needs 2"):
+        ostinato.adapt(model, "dual_expert", max_domains=1, retire="merge")
     assert list(model.state_dict()) == before
     assert all(p.requires_grad for p in model.parameters())
 
@@ -90,8 +93,8 @@ def test_adapting_twice_is_refused(model):
         ostinato.adapt(adapted)
 
 
-def test_only_shared_and_selected_experts_move(statistics):
-    adapted = ostinato.adapt(small_model(), statistics=statistics)
+def test_only_shared_and_selected_experts_move():
+    adapted = ostinato.adapt(small_model(), **LEARNS)
     stream = list(three_domains(6))
     for batch in stream:
         adapted(batch)
@@ -106,8 +109,8 @@ def test_only_shared_and_selected_experts_move(statistics):
     assert any(not torch.equal(a, b) for a, b in moved)
 
 
-def test_returning_domains_are_recognised(statistics):
-    adapted = ostinato.adapt(small_model(), statistics=statistics)
+def test_returning_domains_are_recognised():
+    adapted = ostinato.adapt(small_model(), **LEARNS)
     seen = []
     for batch in three_domains(18):
         adapted(batch)
@@ -115,10 +118,10 @@ def test_returning_domains_are_recognised(statistics):
     assert seen == [0, 0, 1, 1, 2, 2] * 3
 
 
-def test_save_load_continue_at_every_one_of_50_steps(statistics, tmp_path):
+def test_save_load_continue_at_every_one_of_50_steps(tmp_path):
     stream = list(three_domains(51))
-    adapted = ostinato.adapt(small_model(), statistics=statistics)
-    other = ostinato.adapt(small_model(), statistics=statistics)
+    adapted = ostinato.adapt(small_model(), **LEARNS)
+    other = ostinato.adapt(small_model(), **LEARNS)
     path = tmp_path / "state.safetensors"
     for now, then in itertools.pairwise(stream):
         adapted(now)
@@ -134,26 +137,26 @@ def test_save_load_continue_at_every_one_of_50_steps(statistics, tmp_path):
     assert len(adapted.pool.domains) == 3
 
 
-def test_loading_a_foreign_state_changes_nothing(statistics, tmp_path, batches):
+def test_loading_a_foreign_state_changes_nothing(tmp_path, batches):
     path = tmp_path / "state.safetensors"
     ostinato.adapt(small_model(), "tent").save(path)
-    adapted = ostinato.adapt(small_model(), statistics=statistics)
+    adapted = ostinato.adapt(small_model(), **LEARNS)
     adapted(batches[0])
     before = adapted.export_state().clone()
     with pytest.raises(StateError, match="another method"):
         adapted.load(path)
-    ostinato.adapt(small_model(seed=1), statistics=statistics).save(path)
+    ostinato.adapt(small_model(seed=1), **LEARNS).save(path)
     with pytest.raises(StateError, match="another source model"):
         adapted.load(path)
-    ostinato.adapt(small_model(), statistics=statistics, lr=0.5).save(path)
-    with pytest.raises(StateError, match=r"lr = 0\.5, here 0\.002"):
+    ostinato.adapt(small_model(), kappa=5.0, lr=0.5).save(path)
+    with pytest.raises(StateError, match=r"lr = 0\.5, here 0\.001"):
         adapted.load(path)
     after = adapted.export_state()
     assert all(torch.equal(v, after.tensors[k]) for k, v in before.tensors.items())
 
 
-def test_size_change_is_refused_before_anything_changes(statistics, batches):
-    adapted = ostinato.adapt(small_model(), statistics=statistics)
+def test_size_change_is_refused_before_anything_changes(batches):
+    adapted = ostinato.adapt(small_model())
     adapted(batches[0])
     before = adapted.export_state().clone()
     with pytest.raises(InputError, match="32"):
@@ -193,42 +196,81 @@ def test_guard_rolls_a_collapsing_expert_back_and_spares_the_others(batches):
     assert ostinato.unwrap(held).state_dict().keys() == source.state_dict().keys()
 
 
-def test_guard_that_never_fires_changes_no_bit(statistics, batches):
-    outputs = [
-        [ostinato.adapt(small_model(), statistics=statistics, guard=guard)(b) for b in batches]
-        for guard in (True, False)
-    ]
-    assert all(torch.equal(a, b) for a, b in zip(*outputs, strict=True))
-
-
-def test_experts_learn_less_as_they_settle(statistics):
-    """Each at its own pace: the shared branch has had every update, a new domain none."""
-    adapted = ostinato.adapt(small_model(), statistics=statistics, lr=0.01, settle=2)
-    for batch in three_domains(3):
-        adapted(batch)
-    rate = lambda group: adapted.pool.groups[group].optimizer.param_groups[0]["lr"]  # noqa: E731
-    assert adapted.pool.domains == (0, 1)
-    assert rate("shared") == pytest.approx(0.01 / (1 + 2 / 2))  # its third update
-    assert rate(0) == pytest.approx(0.01 / (1 + 1 / 2))
-    assert rate(1) == 0.01
-    adapted.reset()
-    adapted(next(three_domains(1)))
-    assert rate("shared") == 0.01
-
-
-def test_a_bound_below_the_domains_of_one_batch(statistics):
-    """Each image still has experts: those of a domain that had to go are the most usual one's."""
-    adapted = ostinato.adapt(
-        small_model(),
-        statistics=statistics,
-        max_domains=1,
-        discriminator={"route": "sample", "separation": 0.1},
+def test_guard_that_never_fires_changes_no_bit():
+    watched, free = (
+        ostinato.adapt(small_model(), guard=g, guard_window=32, **LEARNS) for g in (True, False)
     )
-    stream = list(three_domains(6))
-    mixed = torch.cat([stream[0][:16], stream[2][:16], stream[4][:16]])
-    for _ in range(4):
-        assert adapted(mixed).isfinite().all()
-    assert len(adapted.pool.domains) == 1
+    for batch in three_domains(12):
+        assert torch.equal(watched(batch), free(batch))
+    assert watched.pool.groups["shared"].kept is not None  # it did watch
+
+
+def verdicts_in_place_of_the_guards(adapted, monkeypatch, verdicts):
+    """Let the guard say what a test wants, and count as it does."""
+
+    def observe(group, marginal, images):
+        verdict = next(verdicts)
+        if verdict == "good":
+            adapted.guard._good[group] = adapted.guard.good(group) + 1
+        return verdict
+
+    monkeypatch.setattr(adapted.guard, "observe", observe)
+
+
+def test_every_domain_gets_snapshots_by_its_own_good_batches(monkeypatch):
+    """Six batches, two of each of three domains, over and over; every third good one is kept."""
+    adapted = ostinato.adapt(small_model(), snapshot_every=3)
+    verdicts_in_place_of_the_guards(adapted, monkeypatch, itertools.repeat("good"))
+    kept = []
+    monkeypatch.setattr(adapted.pool, "snapshot", kept.append)
+    for batch in three_domains(24):
+        adapted(batch)
+    assert {d: kept.count(d) for d in adapted.pool.domains} == {0: 3, 1: 3, 2: 3}
+    assert kept.count("shared") == 9
+    assert adapted.guard.good(2) == 8
+
+
+def test_a_strike_neither_slows_nor_erases_the_shared_branch(monkeypatch):
+    said = itertools.chain(["good"], itertools.repeat("bad"))
+    adapted = ostinato.adapt(small_model(), snapshot_every=1, **LEARNS)
+    verdicts_in_place_of_the_guards(adapted, monkeypatch, said)
+    pool = adapted.pool
+    stream = list(three_domains(4))
+    adapted(stream[0])
+    good = [p.detach().clone() for p in pool.parameters("shared")]
+    assert pool.norm("shared") > 0
+    for batch in stream[1:]:  # domain 0 again, then a second domain: all of them go bad
+        adapted(batch)
+        assert adapted.last.updated
+        assert all(torch.equal(a, b) for a, b in zip(good, pool.parameters("shared"), strict=True))
+    rate = lambda group: pool.groups[group].optimizer.param_groups[0]["lr"]  # noqa: E731
+    assert pool.domains == (0, 1)
+    assert rate("shared") == 1e-3
+    assert rate(1) == pytest.approx(0.3 * 1e-3)  # the update after its first strike
+    assert pool.norm(1) == 0  # without a snapshot a domain starts anew
+
+
+def test_a_batch_of_several_updates_counts_its_images_once():
+    adapted = ostinato.adapt(small_model(), steps=3, **LEARNS)
+    for count, batch in enumerate(three_domains(2), 1):
+        adapted(batch)
+        assert adapted.guard._seen == {0: 32 * count}
+        assert adapted.discriminator.count(0) == 32 * count
+        assert adapted.last.used == 32
+
+
+@pytest.mark.parametrize("retire", ["lru", "merge"])
+def test_at_the_bound_the_least_used_or_the_younger_of_the_nearest_goes(retire, monkeypatch):
+    adapted = ostinato.adapt(small_model(), max_domains=2, retire=retire)
+    for batch in three_domains(4):
+        adapted(batch)
+    assert adapted.pool.domains == (0, 1)
+    monkeypatch.setattr(adapted.guard, "forget", (forgotten := []).append)
+    adapted(list(three_domains(5))[-1])
+    kept = {"lru": (1, 2), "merge": (0, 2)}[retire]
+    assert adapted.pool.domains == adapted.discriminator.domains == kept
+    assert adapted.last.events == (f"retired domain {forgotten[0]}",)
+    assert adapted.discriminator.count(kept[0]) == {"lru": 64, "merge": 128}[retire]
 
 
 def test_label_subset_slices_logits_and_entropy(batches):
@@ -238,10 +280,8 @@ def test_label_subset_slices_logits_and_entropy(batches):
     assert torch.equal(adapted(batches[0], classes=chosen), expected)
 
 
-def test_cosine_annealing_reaches_zero(statistics):
-    adapted = ostinato.adapt(
-        small_model(), statistics=statistics, total_steps=4, lr=1e-3, settle=None
-    )
+def test_cosine_annealing_reaches_zero():
+    adapted = ostinato.adapt(small_model(), total_steps=4, **LEARNS)
     rates = []
     for batch in itertools.islice(three_domains(6), 5):
         adapted(batch)
@@ -262,18 +302,18 @@ def test_summary_of_vit_base():
 
 
 @pytest.mark.parametrize("batch_size", [1, 3])
-def test_small_batches_stay_finite(statistics, batch_size):
-    adapted = ostinato.adapt(small_model(), statistics=statistics)
+def test_small_batches_stay_finite(batch_size):
+    adapted = ostinato.adapt(small_model(), **LEARNS)
     for batch in three_domains(40, size=batch_size):
         assert bool(adapted(batch).isfinite().all())
     assert len(adapted.pool.domains) <= 5
 
 
 @pytest.mark.slow
-def test_ten_thousand_batches_keep_memory_flat(statistics):
+def test_ten_thousand_batches_keep_memory_flat():
     import resource
 
-    adapted = ostinato.adapt(small_model(), statistics=statistics)
+    adapted = ostinato.adapt(small_model(), **LEARNS)
     stream = list(three_domains(60))
     sizes = []
     for index in range(10_000):

@@ -169,7 +169,8 @@ def test_labels_never_reach_the_method(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_the_oracle_alone_is_told_the_domain(tmp_path: Path) -> None:
-    spec = Spec.parse({**TINY, "settings": {"discriminator": {"kind": "oracle"}}})
+    told = {"preset": "source-free", "settings": {"discriminator": {"kind": "oracle"}}}
+    spec = Spec.parse({**TINY, **told})
     (folder,) = run(spec, out=tmp_path, quiet=True)
     routing = folder.summary().routing
     assert routing is not None

@@ -225,7 +225,7 @@ def with_void(job_stream: Stream, void: set[str], patch: pytest.MonkeyPatch) -> 
     [
         ("source", {}),
         ("tent", {"preset": "acdc"}),
-        ("dual_expert", {"preset": "robust", "statistics": "embedded"}),
+        ("dual_expert", {"preset": "source-free"}),
     ],
 )
 def test_images_without_a_valid_pixel_run_through(
@@ -291,9 +291,8 @@ def test_a_run_with_windows_and_views(tmp_path: Path) -> None:
     spec = mosaic_spec(
         **VIEWED,
         method="dual_expert",
-        preset="robust",
-        statistics=2,
-        settings={"discriminator": {"evidence": 1}},
+        preset="source-free",
+        settings={"kappa": 5.0, "discriminator": {"evidence": 1}},
         data={"dataset": "acdc", "rounds": 1, "limit": 1, "domains": ["fog", "snow"]},
     )
     job = open_job(spec)
@@ -333,8 +332,6 @@ def test_a_spec_without_views_is_stored_and_hashed_as_ever() -> None:
         ({"window": [8, 8], "stride": [9, 8]}, "no window sees"),
         ({"scales": [0.5, 0.5]}, "each once"),
         ({"scales": [0.0]}, "positive numbers"),
-        ({"window": [32, 32], "settings": {"discriminator": {"route": "sample"}},
-          "method": "dual_expert"}, "route = 'batch'"),
         (
             {"model": "embedded", "stream": "continual", "data": {"domains": ["fog"], "limit": 4},
              "roots": None, "window": [16, 16]},

@@ -127,7 +127,7 @@ def table_command(
         name: a table; a wrong one lists them.
         scale: small runs on the package's own model and images, full is the paper's setting.
         methods: name or name:preset each; all for every registered one.
-        preset: of an ablation's rows (small: robust, full: paper, unless given).
+        preset: of an ablation's rows (small: source-free, full: paper, unless given).
         seeds: in place of 2025 2026 2027.
         root: the folder that holds the data sets (full scale).
         weights: the model's checkpoint (full scale).

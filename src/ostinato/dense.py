@@ -160,15 +160,6 @@ class MultiView(Viewed):
         return mean.clamp_min(torch.finfo(mean.dtype).tiny).log()
 
 
-def refuse_windows(model: nn.Module, why: str) -> None:
-    """For what needs one row of the batch per image, inside the model as well."""
-    if any(isinstance(module, SlidingWindow) for module in model.modules()):
-        raise ConfigError(
-            f"{why}, but SlidingWindow puts several windows of an image into one batch: choose "
-            "route = 'batch', or leave the window out."
-        )
-
-
 def _dense(logits: Tensor, viewed: Viewed) -> Tensor:
     if logits.ndim != 4:
         raise ConfigError(

@@ -48,7 +48,7 @@ class Decision:
         distances: to every known domain, as (id, distance).
         evidence: how many images the decision rests on.
         settled: False while the evidence is still too thin to learn from.
-        per_sample: with route="sample", the domain of each image.
+        per_sample: the domain of each image, where a method routes them one by one.
     """
 
     domain: int

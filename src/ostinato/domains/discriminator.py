@@ -9,7 +9,6 @@ from torch import Tensor
 
 from ostinato.domains import gaussian
 from ostinato.domains.descriptor import Descriptor
-from ostinato.domains.persample import SampleRouter
 from ostinato.domains.pooling import BatchRouter
 from ostinato.domains.settings import DiscriminatorConfig, Evidence
 from ostinato.domains.store import DomainStore
@@ -74,8 +73,6 @@ class Discriminator:
 
     def make_router(self) -> Router:
         """What decides; variants bring their own."""
-        if self.config.route == "sample":
-            return SampleRouter(self.config)
         return BatchRouter(self.config)
 
     def reset(self) -> None:
@@ -148,7 +145,7 @@ class Discriminator:
         self._router.forget(source, into)
 
     def nearest_pair(self) -> tuple[int, int]:
-        """The two domains that are most alike, older first."""
+        """The two domains that are most alike, as (source, into): the younger goes."""
         return self._domains.nearest_pair()
 
     def mean(self, domain: int) -> Tensor:

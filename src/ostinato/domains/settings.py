@@ -41,9 +41,6 @@ class DiscriminatorConfig(Config):
     correction: bool = Field(True, description="subtract what sampling alone adds to a distance")
     update: Literal["weighted", "ema"] = Field("weighted", description="how a domain learns")
     momentum: float = Field(0.1, gt=0, le=1, description="rate of the ema update")
-    route: Literal["batch", "sample"] = Field(
-        "batch", description="one domain for the batch, or one for each image"
-    )
     evidence: int = Field(
         25, ge=1, description="images a new domain must rest on; smaller batches are pooled"
     )
@@ -52,11 +49,6 @@ class DiscriminatorConfig(Config):
     )
     hysteresis: float = Field(
         0.1, ge=0, description="by how much another domain must be nearer to win a small batch"
-    )
-    separation: float = Field(
-        1.0,
-        gt=0,
-        description="route=sample: distance between groups of images that are two domains",
     )
     jump: float = Field(0.1, gt=0, description="confidence-jump: change that opens a domain")
     seed: int = Field(0, description="random: seeds the routing")

@@ -67,14 +67,17 @@ class DomainStore:
         return gaussian.distance(z.mean(0, keepdim=True), self.mean, self.scale)[0]
 
     def nearest_pair(self) -> tuple[int, int]:
-        """The two domains whose means lie closest, each measured under both scales."""
+        """The two domains whose means lie closest, each measured under both scales.
+
+        As (source, into): the younger is the one to go.
+        """
         if len(self) < 2:
             raise InputError(f"A pair needs two domains, there are {len(self)}.")
         one_way = gaussian.distance(self.mean, self.mean, self.scale)
         apart = one_way + one_way.T
         apart.fill_diagonal_(float("inf"))
         first, second = divmod(int(apart.argmin()), len(self))
-        return self.ids[min(first, second)], self.ids[max(first, second)]
+        return self.ids[max(first, second)], self.ids[min(first, second)]
 
     # -- changing ----------------------------------------------------------------------------
 

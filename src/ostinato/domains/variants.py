@@ -15,7 +15,7 @@ from ostinato.domains.discriminator import Discriminator, Router
 from ostinato.domains.pooling import BatchRouter
 from ostinato.domains.settings import DiscriminatorConfig, Evidence
 from ostinato.domains.store import DomainStore
-from ostinato.errors import ConfigError, InputError
+from ostinato.errors import InputError
 from ostinato.ops.snapshot import State
 from ostinato.registry import DISCRIMINATORS
 from ostinato.types import Decision
@@ -28,8 +28,6 @@ class _Plain:
     """A router that always knows: open the chosen domain, or let it learn the batch."""
 
     def __init__(self, config: DiscriminatorConfig) -> None:
-        if config.route != "batch":
-            raise ConfigError(f"kind={config.kind!r} routes whole batches: set route='batch'.")
         self.config = config
 
     def update(self, domains: DomainStore, evidence: Evidence, decision: Decision) -> None:
@@ -153,8 +151,6 @@ class RandomRouter:
     """Domains as the discriminator finds them, but batches go to any of them by lot."""
 
     def __init__(self, config: DiscriminatorConfig) -> None:
-        if config.route != "batch":
-            raise ConfigError("kind='random' routes whole batches: set route='batch'.")
         self.config = config
         self.inner = BatchRouter(config)
         self.steps = 0

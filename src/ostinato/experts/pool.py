@@ -257,14 +257,20 @@ class ExpertPool:
         """Keep the group's parameters and optimizer state as its last good ones."""
         self._known(group).keep(_CPU if self.offload else None)
 
+    def restore(self, group: GroupId) -> bool:
+        """Back to the last snapshot, which is kept; without one nothing changes (False)."""
+        found = self._known(group)
+        if found.kept is not None:
+            found.restore(found.kept)
+        return found.kept is not None
+
     def rollback(self, group: GroupId) -> bool:
         """Back to the last snapshot (True), or to the start without effect if there is none.
 
         A snapshot serves once: what went wrong from there is not trusted a second time.
         """
         found = self._known(group)
-        if found.kept is not None:
-            found.restore(found.kept)
+        if self.restore(group):
             found.kept = None
             return True
         for layer in self.layers.values():

@@ -14,36 +14,17 @@ from ostinato.ops.optim import OptimizerName
 
 
 class DualExpertConfig(MethodConfig):
-    """Settings of the dual-expert method; presets set what they do differently."""
+    """Settings of the dual-expert method. The defaults are `source-free`; `paper` differs."""
 
     experts: ExpertConfig = Field(ExpertConfig(), description="the two branches")
     discriminator: DiscriminatorConfig = Field(
         DiscriminatorConfig(), description="how domains are recognised"
     )
-    optimizer: OptimizerName = Field("adamw", description="adam, adamw or sgd")
+    optimizer: OptimizerName = Field("adam", description="adam, adamw or sgd")
+    lr: float = Field(3e-5, ge=0, description="learning rate")
     weight_decay: float = Field(0.05, ge=0, description="weight decay")
-    settle: float | None = Field(
-        None, gt=0, description="updates after which an expert learns half as fast"
-    )
-    alignment: float = Field(1.0, ge=0, description="weight of source-statistics alignment")
-    tolerance: float = Field(
-        3.0,
-        ge=0,
-        description="segmentation: source deviations that features may be off without alignment",
-    )
-    entropy: float = Field(0.2, ge=0, description="weight of confident entropy")
-    pixel_entropy: float = Field(
-        0.0, ge=0, description="the same beside alignment where pixels are predicted"
-    )
     kappa: float = Field(0.4, gt=0, description="entropy above which a prediction is left out")
     kappa_unit: EntropyUnit = Field("relative", description="kappa times ln C, or kappa in nats")
-    weighted: bool = Field(False, description="let the surest predictions lead the entropy")
-    leash: float | None = Field(
-        0.15,
-        gt=0,
-        description="share by which alignment may get worse before entropy has faded out",
-    )
-    fill: int = Field(32, ge=2, description="images that alignment's moments should rest on")
     predict: Literal["before", "after"] = Field("before", description="prediction's time")
     max_domains: int | None = Field(None, ge=1, description="bound on kept domains")
     retire: Literal["lru", "merge"] = Field("lru", description="how the bound is kept")
@@ -59,20 +40,9 @@ class DualExpertConfig(MethodConfig):
 
 PRESETS: dict[str, dict[str, Any]] = {
     "paper": {
-        "optimizer": "adam",
         "lr": 1e-5,
-        "alignment": 0.0,
-        "entropy": 1.0,
         "discriminator": {"correction": False, "threshold": 0.15, "evidence": 1},
+        "guard": False,
     },
-    "robust": {
-        "optimizer": "adamw",
-        "lr": 2e-3,
-        "settle": 10,
-        "alignment": 1.0,
-        "entropy": 0.2,
-        "weighted": True,
-        "discriminator": {"descriptor": "style"},
-    },
-    "source-free": {"optimizer": "adam", "lr": 3e-5, "alignment": 0.0, "entropy": 1.0},
+    "source-free": {},  # the defaults
 }

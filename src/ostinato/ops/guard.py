@@ -18,7 +18,7 @@ Verdict = Literal["learning", "good", "unsure", "bad"]
 
 
 class CollapseGuard:
-    """Per group: moving mean prediction, its best entropy so far, and how often it went bad.
+    """Per group: moving mean prediction, its best entropy so far, good batches and bad ones.
 
     Args:
         window: images over which the mean prediction is averaged.
@@ -40,6 +40,7 @@ class CollapseGuard:
         self._means: dict[int, Tensor] = {}
         self._seen: dict[int, int] = {}
         self._best: dict[int, float] = {}
+        self._good: dict[int, int] = {}
         self._strikes: dict[int, int] = {}
 
     def observe(self, group: int, marginal: Tensor, images: int) -> Verdict:
@@ -63,12 +64,19 @@ class CollapseGuard:
         if share < self.tolerance:
             return "bad"
         # Half-way down is no state to come back to.
-        return "good" if share >= (1 + self.tolerance) / 2 else "unsure"
+        if share < (1 + self.tolerance) / 2:
+            return "unsure"
+        self._good[group] = self.good(group) + 1
+        return "good"
+
+    def good(self, group: int) -> int:
+        """How many batches of this group were good since its last strike."""
+        return self._good.get(group, 0)
 
     def strike(self, group: int) -> int:
         """Count a rollback and start watching anew; returns how many there were."""
         self._strikes[group] = self.strikes(group) + 1
-        for known in (self._means, self._seen, self._best):
+        for known in (self._means, self._seen, self._best, self._good):
             known.pop(group, None)
         return self._strikes[group]
 
@@ -78,13 +86,14 @@ class CollapseGuard:
 
     def forget(self, group: int) -> None:
         """Drop a group that no longer exists."""
-        for known in (self._means, self._seen, self._best, self._strikes):
+        for known in (self._means, self._seen, self._best, self._good, self._strikes):
             known.pop(group, None)
 
     def export_state(self) -> State:
         """Everything above."""
         text = lambda known: {str(k): v for k, v in known.items()}  # noqa: E731
-        values = {"seen": self._seen, "best": self._best, "strikes": self._strikes}
+        values = {"seen": self._seen, "best": self._best}
+        values |= {"good": self._good, "strikes": self._strikes}
         return State(
             {str(k): v for k, v in self._means.items()},
             {name: text(known) for name, known in values.items()},
@@ -95,4 +104,4 @@ class CollapseGuard:
         numbers = lambda name: {int(k): v for k, v in state.values.get(name, {}).items()}  # noqa: E731
         self._means = {int(k): v.detach().clone() for k, v in state.tensors.items()}
         self._seen, self._best = numbers("seen"), numbers("best")
-        self._strikes = numbers("strikes")
+        self._good, self._strikes = numbers("good"), numbers("strikes")

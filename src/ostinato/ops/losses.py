@@ -37,20 +37,15 @@ def entropy_threshold(kappa: float, classes: int, unit: EntropyUnit = "relative"
     return kappa * math.log(classes) if unit == "relative" else kappa
 
 
-def confident_entropy(
-    logits: Tensor, threshold: float, *, weighted: bool = False
-) -> tuple[Tensor, Tensor]:
+def confident_entropy(logits: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
     """Mean over all items of the entropy of those below the threshold; and how many there were.
 
     The indicator of the paper's objective multiplies each item's entropy, so the mean runs over
-    every item: a batch with few confident items moves the model little. With `weighted`, an item
-    counts exp(threshold − entropy) times, so that the surest lead.
+    every item: a batch with few confident items moves the model little.
     """
     entropy = softmax_entropy(logits)
-    known = entropy.detach()
-    keep = known < threshold
-    weight = keep * torch.exp(threshold - known) if weighted else keep
-    return (entropy * weight).sum() / entropy.numel(), keep.sum()
+    keep = entropy.detach() < threshold
+    return (entropy * keep).sum() / entropy.numel(), keep.sum()
 
 
 def marginal(logits: Tensor) -> Tensor:

@@ -21,7 +21,6 @@ from ostinato.errors import ConfigError, MissingResource
 from ostinato.ops.files import write_atomically
 from ostinato.ops.gather import Gatherer
 from ostinato.ops.moments import BlockMoments
-from ostinato.ops.snapshot import State
 from ostinato.ops.whitening import Content
 
 FORMAT = "ostinato-statistics"
@@ -214,83 +213,6 @@ def collect(
     )
 
 
-Moments = list[tuple[Tensor, Tensor]]
-
-
-def moments(features: Sequence[Tensor]) -> Moments:
-    """Mean and unbiased standard deviation over images, for each block's (B, D) features."""
-    return [(feature.mean(0), feature.std(0)) for feature in features]
-
-
-class RunningMoments:
-    """Moments of small batches, filled up with what recent batches of the same group had.
-
-    The spread of one image is nothing, that of five is noise. Up to `fill` images of the past
-    are blended in as constants, so that the moments describe enough images while the gradient
-    still reaches the present ones alone. A batch of `fill` images or more stands on its own.
-
-    >>> running = RunningMoments(fill=4)
-    >>> _ = running.blend(0, [torch.tensor([[0.0], [2.0]])])
-    >>> mean, std = running.blend(0, [torch.tensor([[1.0], [1.0]])])[0]
-    >>> round(float(mean), 3), round(float(std), 3)
-    (1.0, 0.816)
-    """
-
-    def __init__(self, fill: int = 32) -> None:
-        self.fill = fill
-        self._past: dict[int, tuple[int, list[Tensor], list[Tensor]]] = {}
-
-    def blend(self, group: int, features: Sequence[Tensor]) -> Moments:
-        """Moments of this batch with the group's past; remembers the result."""
-        images = len(features[0])
-        if images >= self.fill:
-            return moments(features)
-        count, firsts, seconds = self._past.get(group, (0, [], []))
-        past = min(count, self.fill - images)
-        share = images / (past + images)
-        blended: Moments = []
-        kept: tuple[list[Tensor], list[Tensor]] = ([], [])
-        for index, feature in enumerate(features):
-            first, second = feature.mean(0), feature.square().mean(0)
-            if past:  # a loaded past may still be on another device
-                first = share * first + (1 - share) * firsts[index].to(first.device)
-                second = share * second + (1 - share) * seconds[index].to(first.device)
-            total = past + images
-            unbiased = total / max(total - 1, 1)
-            # The small floor keeps the root's gradient finite where there is no spread at all.
-            std = ((second - first.square()) * unbiased).clamp_min(1e-6).sqrt()
-            blended.append((first, std))
-            kept[0].append(first.detach())
-            kept[1].append(second.detach())
-        self._past[group] = (past + images, *kept)
-        return blended
-
-    def forget(self, group: int) -> None:
-        """Drop a group that no longer exists."""
-        self._past.pop(group, None)
-
-    def export_state(self) -> State:
-        """Counts and moments per group."""
-        tensors = {
-            f"{group}.{order}.{index}": tensor
-            for group, (_, *both) in self._past.items()
-            for order, tensors in enumerate(both)
-            for index, tensor in enumerate(tensors)
-        }
-        return State(tensors, {"counts": {str(g): past[0] for g, past in self._past.items()}})
-
-    def import_state(self, state: State) -> None:
-        """Continue from there."""
-        self._past = {}
-        for text, count in state.values.get("counts", {}).items():
-            blocks = sum(name.startswith(f"{text}.0.") for name in state.tensors)
-            first, second = (
-                [state.tensors[f"{text}.{order}.{i}"].clone() for i in range(blocks)]
-                for order in (0, 1)
-            )
-            self._past[int(text)] = (count, first, second)
-
-
 def alignment(
     batch: Sequence[tuple[Tensor, Tensor]], source: SourceStatistics, std_weight: float = 1.0
 ) -> Tensor:
@@ -304,30 +226,6 @@ def alignment(
         torch.linalg.vector_norm(mean - m) + std_weight * torch.linalg.vector_norm(std - s)
         for (mean, std), m, s in zip(batch, source.means, source.stds, strict=True)
     ]
-    return torch.stack(terms).mean()
-
-
-def excess(
-    batch: Sequence[tuple[Tensor, Tensor]], source: SourceStatistics, tolerance: float
-) -> Tensor:
-    """Mean over blocks of how far means are off, beyond what a part of the source may be off.
-
-    A source image lies s from the source's mean, be it because scenes differ or because images of
-    one scene do. Images that spread by σ among themselves leave √(s² − σ²) to the scene. Per
-    block this is the root mean square over features of max(|mean − m| − t √(s² − σ²), 0) / s.
-
-    >>> source = SourceStatistics((torch.zeros(2),), (torch.ones(2),), images=10)
-    >>> mean, alike, spread = torch.tensor([-6.0, 1.0]), torch.zeros(2), torch.ones(2)
-    >>> [round(float(excess([(mean, std)], source, 2.0)), 2) for std in (alike, spread)]
-    [2.83, 4.3]
-    """
-    terms = []
-    for (mean, std), m, s in zip(batch, source.means, source.stds, strict=True):
-        # A spread is measured, not pursued: images made alike would be allowed more.
-        allowed = tolerance * (s.square() - std.detach().square()).clamp_min(0).sqrt()
-        off = ((mean - m).abs() - allowed).clamp_min(0) / s.clamp_min(1e-6)
-        # The small floor keeps the root's gradient finite where nothing is off.
-        terms.append(off.square().mean().clamp_min(1e-12).sqrt())
     return torch.stack(terms).mean()
 
 
