@@ -101,16 +101,15 @@ class DomainBank:
     def export_state(self) -> State:
         """Experts, counts and buffers."""
         parts = {"shared": self.shared.export_state()}
+        if self.good is not None:
+            parts["good"] = self.good
         for number, domain in self.domains.items():
             tensors = {
                 f"maps.{part}.{block}": tensor
                 for block, one in enumerate(domain.maps)
                 for part, tensor in zip(PARTS, one.tensors(), strict=True)
             }
-            values: dict[str, Any] = {
-                name: getattr(domain, name)
-                for name in ("due", "images", "share", "waiting", "used")
-            }
+            values: dict[str, Any] = {name: getattr(domain, name) for name in NUMBERS}
             values["blocks"] = len(domain.maps)
             if domain.recent:
                 tensors["recent"] = torch.stack(domain.recent)
@@ -136,6 +135,7 @@ class DomainBank:
             self.domains[int(number)] = self._read(int(number), state.part(str(number)))
         self.latest = list(state.tensors.get("latest", torch.empty(0)))
         self.updates = int(known["updates"])
+        self.good = state.part("good").clone() if "good" in state.values else None
         self._changed()
 
     def _read(self, number: int, part: State) -> Domain:
