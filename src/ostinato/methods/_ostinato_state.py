@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ostinato.errors import StateError
 from ostinato.experts.flat import FlatBranches
-from ostinato.methods._ostinato_parts import Domain, OstinatoConfig
+from ostinato.methods._ostinato_parts import Domain, OstinatoConfig, alike
 from ostinato.ops.moments import BlockMap
 from ostinato.ops.snapshot import State
 
@@ -51,7 +51,7 @@ class DomainBank:
 
     def keep(self, images: list[Tensor]) -> None:
         """Keep the latest images, which may turn out to be a new domain's."""
-        self.latest = (self.latest + images)[-self.config.buffer :]
+        self.latest = alike(self.latest + images)[-self.config.buffer :]
 
     def found(self, number: int, owners: Tensor) -> None:
         """A new domain, with those of the latest images that are its own.
@@ -61,8 +61,9 @@ class DomainBank:
             owners: the router's, of which the last ones are the latest images'.
         """
         domain = self.domains[number] = Domain(due=self.config.enough)
-        mine = owners[-len(self.latest) :].tolist()
-        own = [image for image, owner in zip(self.latest, mine, strict=True) if owner == number]
+        mine = owners[-len(self.latest) :].tolist()  # fewer, where buffers reach farther back
+        latest = self.latest[-len(mine) :]
+        own = [image for image, owner in zip(latest, mine, strict=True) if owner == number]
         domain.add(own, self.config.buffer)
 
     def add(self, number: int, images: list[Tensor], *, counted: bool) -> None:
@@ -94,7 +95,7 @@ class DomainBank:
         kept.images += old.images
         if not kept.maps and old.maps:
             kept.maps, kept.share, kept.branches = old.maps, old.share, old.branches
-        kept.recent = (old.recent + kept.recent)[-self.config.buffer :]
+        kept.recent = alike(old.recent + kept.recent)[-self.config.buffer :]
 
     # State.
 

@@ -211,12 +211,11 @@ class Ostinato(Method):
             mine = zip(levels, change.owners, change.known, strict=True)
             fresh = [image for image, owner, new in mine if owner == domain and new]
             self.bank.add(domain, fresh, counted=domain in change.founded)
-        for domain in dict.fromkeys(change.owners):
-            if (
-                domain != SOURCE
-                and self.bank.domains[domain].images >= self.bank.domains[domain].due
-            ):
-                self._make_maps(self.bank.domains[domain], classes)
+        enough = min(self.config.enough, self.config.buffer)
+        for owner in dict.fromkeys(change.owners):
+            known = self.bank.domains.get(owner)
+            if known is not None and known.is_due(enough):
+                self._make_maps(known, classes)
         self._republish()
         return change
 
