@@ -82,6 +82,15 @@ class Method(Persistent, nn.Module):
             raise
         self._initial = self._first_state()
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_lock"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._lock = threading.RLock()  # a copy waits for nobody else
+        if not self._detached:
+            claim(self.model.base, self)
+
     # What a method supplies.
 
     def configure(self) -> None:
