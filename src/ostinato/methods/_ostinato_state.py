@@ -15,6 +15,7 @@ from ostinato.ops.moments import BlockMap
 from ostinato.ops.snapshot import State
 
 PARTS = ("scale", "down", "up", "shift", "prefix")
+BUFFERS = ("recent", "latest")
 NUMBERS = ("due", "images", "share", "waiting", "used", "variety")
 
 
@@ -124,6 +125,18 @@ class DomainBank:
             state.tensors["latest"] = torch.stack(self.latest)
         state.values["bank"] = {"domains": list(self.domains), "updates": self.updates}
         return state
+
+    def without_buffers(self, state: State) -> State:
+        """An exported state without images: experts and counts alone."""
+        tensors = {
+            name: tensor
+            for name, tensor in state.tensors.items()
+            if name.rpartition("/")[2] not in BUFFERS
+        }
+        values = dict(state.values)
+        for number in self.domains:
+            values[str(number)] = values[str(number)] | {"waiting": 0}
+        return State(tensors, values)
 
     def import_state(self, state: State) -> None:
         """Become what `export_state` described."""

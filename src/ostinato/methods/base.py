@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from ostinato.errors import ConfigError, MissingResource, StateError
+from ostinato.errors import ConfigError, MissingResource
 from ostinato.methods.contract import (
     Input,
     MethodConfig,
@@ -298,12 +298,6 @@ class Method(Persistent, nn.Module):
         now = weights.export_state().clone()
         weights.restore()
         return lambda: weights.import_state(now)
-
-    def _refuse_detached(self) -> None:
-        if self._detached:
-            raise StateError(
-                "This method was taken out of its model by unwrap; adapt the model again."
-            )
 
     # The loop.
 
