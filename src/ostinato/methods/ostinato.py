@@ -396,7 +396,9 @@ class Ostinato(Method):
         self._refuse_detached()
         moved = False
         with self._lock, torch.inference_mode(False), torch.enable_grad():
-            while self.queue:
+            for _ in range(len(self.queue)):  # what comes meanwhile is the next call's
+                if not self.queue:
+                    break  # a reset on the way
                 levels, described, classes = self.queue.pop(0)
                 self._take_in(levels.float() / 255, described, classes)
                 moved |= self._learn_waiting(classes)
