@@ -33,7 +33,7 @@ from ostinato.models import VisionModel, fingerprint
 from ostinato.ops.optim import OptimizerState, cosine, make_optimizer, total_norm
 from ostinato.ops.precision import products
 from ostinato.ops.snapshot import RandomState, Scalars, State, Stateful
-from ostinato.ops.trainable import Flags, Weights, claim, disclaim
+from ostinato.ops.trainable import Flags, Weights, claim, disclaim, is_claimed
 from ostinato.types import Decision, StepOutput
 
 __all__ = ["Input", "Method", "MethodConfig", "MethodInfo", "Objective", "Resources"]
@@ -88,7 +88,7 @@ class Method(Persistent, nn.Module):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._lock = threading.RLock()  # a copy waits for nobody else
-        if not self._detached:
+        if not self._detached and not is_claimed(self.model.base):  # by the method inside
             claim(self.model.base, self)
 
     # What a method supplies.
