@@ -167,10 +167,10 @@ def test_streams_find_their_domains(router, kind):
 
 def test_a_batch_that_founds_a_domain_belongs_to_it(router):
     change = router.observe(correlated(20, seed=8) + shift(1))
-    assert change.founded == (1,)
+    assert change.founded == {1: 0}
     assert change.owners == [1] * 20
     again = router.observe(correlated(20, seed=9) + shift(1))
-    assert again.founded == ()
+    assert again.founded == {}
     assert again.owners == [1] * 20
 
 
@@ -178,7 +178,7 @@ def test_clean_images_found_nothing(router):
     values = correlated(600, seed=11)
     for part in values.split(20):
         change = router.observe(part)
-        assert change.founded == ()
+        assert change.founded == {}
         assert set(change.owners) == {SOURCE}
     assert router.domains == ()
 
@@ -187,7 +187,7 @@ def test_repeated_images_found_nothing(router):
     few = correlated(5, seed=12) + shift(1)
     for _ in range(20):
         change = router.observe(few)
-        assert change.founded == ()
+        assert change.founded == {}
         assert change.owners == [SOURCE] * 5
     assert change.known == [False] * 5
     assert len(router.recent) == 5

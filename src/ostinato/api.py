@@ -10,11 +10,12 @@ from torch import Tensor, nn
 from ostinato.domains.texture import Texture
 from ostinato.errors import ConfigError, MissingResource, OstinatoError
 from ostinato.methods.base import Method, Resources
-from ostinato.methods.contract import check_resources, choose_method, resolve_config
+from ostinato.methods.contract import check_resources, resolve_config
 from ostinato.models import Normalize, Triple, VisionModel, check_module, fingerprint
 from ostinato.ops.snapshot import State, load_state
 from ostinato.ops.statistics import SourceStatistics, collect
 from ostinato.ops.trainable import Flags
+from ostinato.own import choose_method
 from ostinato.registry import METHODS
 
 

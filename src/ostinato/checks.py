@@ -146,8 +146,6 @@ def _builder(name: str, kind: type[Method], settings: dict[str, Any]) -> Build:
     def build(**more: Any) -> Method:
         model = example_model(kind)
         help_given: dict[str, Any] = {}
-        if "preset" not in settings and name == "dual_expert":
-            help_given["preset"] = "robust"
         if kind.info.norms == "any":  # they are read from transformer blocks
             images = torch.cat(small_batches(4, seed=9))
             help_given["statistics"] = collect_statistics(model, images)

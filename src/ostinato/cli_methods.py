@@ -104,7 +104,7 @@ def prepare_command(
     facts |= {"transform": taken.transform, "images": len(taken.images), "seed": seed}
     _write(method, source, taken, config, facts, out)
     key = "statistics" if method == STATISTICS else "prepared"
-    name = "dual_expert" if method == STATISTICS else method
+    name = "ostinato" if method == STATISTICS else method
     print(f"{out}: {key} from {len(taken.images)} images, transform {taken.transform}")
     print(f"use it with ostinato.adapt(model, {name!r}, {key}={str(out)!r})")
 

@@ -22,6 +22,7 @@ from ostinato.bench.table import Measure, Part, Scale, Table, Variant
 from ostinato.bench.tables import METHODS_FULL
 from ostinato.errors import ConfigError, OstinatoError, UnknownName
 from ostinato.methods.contract import resolve_config
+from ostinato.own import OURS
 from ostinato.registry import METHODS, TABLES
 
 PAPER = "paper"
@@ -35,7 +36,7 @@ class Request:
     Attributes:
         scale: the paper's setting, or the package's own data.
         methods: `name` or `name:preset`; "all" for every registered one; empty for the usual.
-        preset: of an ablation's rows; `paper` at full scale, `robust` at small unless given.
+        preset: of an ablation's rows; `paper` at full scale, `source-free` at small unless given.
         seeds: in place of the paper's.
         changes: spec values on top of the table's.
         out: where runs are kept.
@@ -116,14 +117,18 @@ def _candidates(table: Table, request: Request) -> list[Variant]:
     if table.variants:
         if request.methods:
             raise ConfigError(f"{table.name} has rows of its own; choose a preset instead.")
-        preset = request.preset or (PAPER if request.scale == "full" else "robust")
-        rows = [v if v.method == "source" else replace(v, preset=preset) for v in table.variants]
+        preset = request.preset or (PAPER if request.scale == "full" else "source-free")
+        rows = [
+            v if v.method == "source" or v.preset else replace(v, preset=preset)
+            for v in table.variants
+        ]
         return [replace(v, cosine=v.preset == PAPER) for v in rows]
     usual = table.methods or METHODS_FULL
     labels = request.methods or usual
     if labels == ("all",):
         others = [n for n in METHODS.names() if n not in {split_label(u)[0] for u in usual}]
-        labels = (*usual[:-2], *others, *usual[-2:])
+        ours = [label for label in usual if split_label(label)[0] in OURS]
+        labels = (*(u for u in usual if u not in ours), *others, *ours)
     found = []
     for label in labels:
         variant = _variant(table, label)
@@ -152,7 +157,7 @@ def _variant(table: Table, label: str) -> Variant:
     if preset is None and table.preset in kind.presets:
         preset = table.preset
     title = str(kind.info.title)
-    if name == "dual_expert":
+    if name in OURS:
         title = f"{title} {preset or ''}".strip()
     return Variant(title, name, preset, cosine=preset == PAPER)
 

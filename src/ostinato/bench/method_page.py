@@ -18,7 +18,7 @@ from ostinato.registry import METHODS
 
 BATCH = 32
 SIDE = 64
-PRESET = {"dual_expert": "robust"}
+PRESET = {"ostinato": "robust", "dual_expert": "source-free"}
 FEWER = {"memo": 2}
 """Images a batch where each is treated by itself, so that a few tell what all cost."""
 QUICK = {"warm_steps": 1, "fisher_images": BATCH}
@@ -48,7 +48,7 @@ LEGEND = """
 ## Cost
 
 Counted on a plain ViT-Tiny with random weights at {side} px (patches of 8), in batches of {batch}
-images, default settings (`dual_expert`: `robust`; `bn`: on a ResNet-18): the parameters that one
+images, default settings (`ostinato`: `robust`; `bn`: on a ResNet-18): the parameters that one
 step moves, as a share of the source model's own, and the floating point operations of a step in
 forwards of the source model, on a domain's first batch and on average over the next two. The first
 differs where a new domain gets more steps, or where evidence or a memory bank is gathered before

@@ -131,6 +131,10 @@ class Disagreement(NamedTuple):
     computed: float
 
 
+BEYOND = {"traffic": ("Recurring", "Mixed"), "ablation-objective": ("Recurring", "Mixed")}
+"""Tables of this project's own, and headings that they begin with."""
+
+
 def printed(name: str) -> PrintedTable:
     """The printed table of that name."""
     if name not in PRINTED:
@@ -289,6 +293,15 @@ PRINTED: dict[str, PrintedTable] = {
             "",
             metric="miou",
             notes=("The paper has no such table, so there are no printed rows.",),
+        ),
+        *(
+            _build(
+                name,
+                tuple(Column(heading, "mean") for heading in headings),
+                "",
+                notes=("The paper has no such table, so there are no printed rows.",),
+            )
+            for name, headings in BEYOND.items()
         ),
         _build(
             "ablation-experts",

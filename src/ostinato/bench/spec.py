@@ -12,6 +12,7 @@ from ostinato.dense import check_scales, check_windows
 from ostinato.errors import ConfigError
 from ostinato.models import Normalize
 from ostinato.ops.precision import Precision
+from ostinato.own import METHOD_OF, OURS, choose_method
 from ostinato.text import DEEPEST, parse_yaml
 
 SEEDS = (2025, 2026, 2027)
@@ -50,7 +51,7 @@ class Spec(Config):
         description="a folder per data set, one folder that holds them, or 'embedded' for the "
         "package's own images in their place",
     )
-    method: str = Field("dual_expert", description="a registered method")
+    method: str = Field("ostinato", description="a registered method")
     preset: str | None = Field(None, description="the method's named settings")
     settings: dict[str, Any] = Field(default_factory=dict, description="settings on top of it")
     cosine: bool = Field(False, description="anneal the rate over the stream's length")
@@ -84,6 +85,22 @@ class Spec(Config):
         (), description="segmentation: predict the mean over views at these scales"
     )
     flip: bool = Field(False, description="segmentation: each view mirrored as well")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _own_method(cls, values: Any) -> Any:
+        """A preset of this project's own names its method; neither is chosen by the statistics."""
+        if not isinstance(values, dict):
+            return values
+        given, preset = values.get("method"), values.get("preset")
+        if not all(value is None or isinstance(value, str) for value in (given, preset)):
+            return values
+        if given is None and preset is not None and preset not in METHOD_OF:
+            return values
+        if given is not None and (preset is None or given not in OURS):
+            return values
+        method, preset = choose_method(given, preset, values.get("statistics") is not None)
+        return {**values, "method": method, "preset": preset}
 
     @model_validator(mode="after")
     def _possible_views(self) -> Self:

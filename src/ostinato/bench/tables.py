@@ -17,12 +17,12 @@ from ostinato.registry import TABLES
 
 METHODS_FULL = (
     *("source", "pseudo_label", "tent", "cotta", "vdp", "vida", "adma"),
-    *("dual_expert:paper", "dual_expert:robust"),
+    *("dual_expert:paper", "ostinato:forward-only", "ostinato:robust"),
 )
-"""The rows of the paper's tables, and the project's own preset."""
+"""The rows of the paper's tables, and the project's own presets."""
 METHODS_ACDC = (
     *("source", "tent", "cotta", "svdp", "becotta", "adma"),
-    *("dual_expert:paper", "dual_expert:robust"),
+    *("dual_expert:paper", "ostinato:robust"),
 )
 METHODS_CAMVID = tuple(name for name in METHODS_ACDC if name != "adma")
 

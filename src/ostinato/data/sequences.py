@@ -103,6 +103,32 @@ class RecurringStream(DomainStream):
         return super().artifacts() | parts
 
 
+@STREAMS.register("alternating")
+class AlternatingStream(DomainStream):
+    """Another domain with every batch, each of them again and again until its images are shown.
+
+    >>> import numpy as np
+    >>> from ostinato.data.datasets.array import ArrayDataset
+    >>> data = ArrayDataset(np.zeros((4, 3, 8, 8), np.uint8), [0, 1, 0, 1], list("aabb"))
+    >>> domains = [Domain(name, data, data.indices(name)) for name in data.domains()]
+    >>> [batch.domain for batch in AlternatingStream(domains, batch_size=1)]
+    ['a', 'b', 'a', 'b']
+    """
+
+    name = "alternating"
+
+    def plan(self, domains: Sequence[Domain]) -> list[Segment]:
+        """One batch of every domain in turn."""
+        size = self.config.batch_size
+        limited = [self.limited(domain) for domain in domains]
+        longest = max(len(domain) for domain in limited)
+        return [
+            Segment.of(domain.take(domain.indices[start : start + size]))
+            for start in range(0, longest, size)
+            for domain in limited
+        ]
+
+
 class GradualConfig(DomainsConfig):
     """Settings of the gradual stream."""
 

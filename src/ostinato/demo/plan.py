@@ -33,12 +33,8 @@ ROWS = (
     Row("TENT", "tent", None, {"lr": 1e-3}),
     Row("CoTTA", "cotta"),
     Row("Ostinato paper", "dual_expert", "paper", {"discriminator": SPECTRUM}),
-    Row(
-        "Ostinato robust",
-        "dual_expert",
-        "robust",
-        {"lr": 5e-3, "experts": {"placement": "parallel"}},
-    ),
+    Row("Ostinato forward-only", "ostinato", "forward-only"),
+    Row("Ostinato robust", "ostinato", "robust"),
 )
 
 
@@ -50,7 +46,7 @@ class Plan:
     """Rows, seeds and images of one demo.
 
     >>> Plan.make(quick=True).images, len(Plan.make().specs())
-    (50, 15)
+    (50, 18)
     """
 
     rows: tuple[Row, ...]

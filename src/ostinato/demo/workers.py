@@ -55,12 +55,12 @@ def run_all(jobs: list[Job], watch: Watch) -> None:
 
 
 def run_one(spec: Spec, home: str) -> None:
-    """One run, in a worker; the robust row also keeps its experts' attention."""
+    """One run, in a worker; the paper's row also keeps its experts' attention."""
     from ostinato.bench.runner import run
 
     if _stop is not None and _stop.is_set():
         return
-    finish = _keep_attention if spec.preset == "robust" else None
+    finish = _keep_attention if spec.preset == "paper" else None
     try:
         run(spec, out=home, quiet=True, finish=finish)
     except OstinatoError:

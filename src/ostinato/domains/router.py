@@ -12,8 +12,8 @@ images are one rule, and nothing is founded by an image alone.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -114,13 +114,13 @@ class Change:
     Attributes:
         owners: (B,) where the observed images belong now.
         known: (B,) False for images seen before, which count once.
-        founded: new domains.
+        founded: new domains, each with the one that it was split off.
         merged: (gone, into) pairs.
     """
 
     owners: list[int]
     known: list[bool]
-    founded: tuple[int, ...] = ()
+    founded: Mapping[int, int] = field(default_factory=dict)
     merged: tuple[tuple[int, int], ...] = ()
 
 
@@ -137,7 +137,7 @@ class Router:
     >>> clean = torch.randn(200, 4, generator=torch.Generator().manual_seed(0))
     >>> router = Router(Content.of(clean), enough=8)
     >>> router.observe(clean[:16]).founded, router.observe(clean[16:40] + 9).founded
-    ((), (1,))
+    ({}, {1: 0})
     >>> router.view().decide(router.content.standard(clean[40:43] + 9)).ids.tolist()
     [1, 1, 1]
     """
@@ -238,7 +238,7 @@ class Router:
                 owners[place] = int(owner)
         owners = [owner if owner in self.ids else SOURCE for owner in owners]
         self._trim()
-        alive = tuple(domain for domain in founded if domain in self.ids)
+        alive = {domain: parent for domain, parent in founded.items() if domain in self.ids}
         return Change(owners, new.tolist(), alive, tuple(merged))
 
     def _add(self, standard: Tensor, ids: Tensor) -> None:
@@ -250,8 +250,8 @@ class Router:
                 self.sums[row] += standard[ids == domain].sum(0)
                 self.counts[row] += int((ids == domain).sum())
 
-    def _found(self, candidates: Sequence[int]) -> tuple[int, ...]:
-        founded: list[int] = []
+    def _found(self, candidates: Sequence[int]) -> dict[int, int]:
+        founded: dict[int, int] = {}
         queue = list(candidates)
         scale = self.unit**-0.5  # so that one deviation is one
         while queue:
@@ -264,12 +264,12 @@ class Router:
             if group is None:
                 continue
             self._move(members[group], domain, self.next_id)
-            founded.append(self.next_id)
+            founded[self.next_id] = domain
             queue += [domain, self.next_id]
             self.next_id += 1
             if len(founded) >= self.limit:
                 break
-        return tuple(founded)
+        return founded
 
     def _move(self, members: Tensor, source: int, into: int) -> None:
         """Let recent images belong to another domain, which may be a new one."""

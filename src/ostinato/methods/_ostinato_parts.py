@@ -37,7 +37,7 @@ class OstinatoConfig(MethodConfig):
     apart: float = Field(5.5, gt=0, description="deviations between two domains")
     max_domains: int = Field(32, ge=2, description="domains that are kept, beside the source")
     buffer: int = Field(128, ge=8, description="latest images of a domain that maps are made from")
-    buffer_mb: float = Field(512.0, gt=0, description="megabytes that all buffers may take")
+    buffer_mb: float = Field(128.0, gt=0, description="megabytes that all buffers may take")
 
 
 @dataclass
@@ -71,10 +71,6 @@ class Domain:
         self.images += len(images)
         self.recent = alike(self.recent + images)[-bound:]
         self.waiting = min(self.waiting + len(images), len(self.recent))
-
-    def is_due(self, enough: int) -> bool:
-        """Whether maps are to be made: enough images, a founding's worth of them at hand."""
-        return self.images >= self.due and len(self.recent) >= enough
 
     def made(self) -> None:
         """The maps were made: wait for twice as many images, later four times as many."""

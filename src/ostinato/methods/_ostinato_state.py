@@ -54,14 +54,25 @@ class DomainBank:
         """Keep the latest images, which may turn out to be a new domain's."""
         self.latest = alike(self.latest + images)[-self.config.buffer :]
 
-    def found(self, number: int, owners: Tensor) -> None:
+    def is_due(self, number: int) -> bool:
+        """Whether a domain has the images that its maps are to be made from next."""
+        domain = self.domains[number]
+        enough = min(self.config.enough, self.config.buffer)
+        return domain.images >= domain.due and len(domain.recent) >= enough
+
+    def found(self, number: int, parent: int, owners: Tensor) -> None:
         """A new domain, with those of the latest images that are its own.
+
+        Until it has maps of its own it keeps those of the domain that it was split off.
 
         Args:
             number: its id.
+            parent: the domain it was split off.
             owners: the router's, of which the last ones are the latest images'.
         """
         domain = self.domains[number] = Domain(due=self.config.enough)
+        if parent in self.domains:
+            domain.maps, domain.share = self.domains[parent].maps, self.domains[parent].share
         mine = owners[-len(self.latest) :].tolist()  # fewer, where buffers reach farther back
         latest = self.latest[-len(mine) :]
         own = [image for image, owner in zip(latest, mine, strict=True) if owner == number]

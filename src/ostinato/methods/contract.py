@@ -110,33 +110,6 @@ class Objective:
     extra: dict[str, Any] = field(default_factory=dict)
 
 
-OWN = {"robust": "ostinato", "forward-only": "ostinato"}
-OWN |= {"source-free": "dual_expert", "paper": "dual_expert"}
-"""This project's own presets, and the method each belongs to."""
-
-
-def choose_method(
-    method: str | None, preset: str | None, statistics: bool
-) -> tuple[str, str | None]:
-    """Which method and preset a user means who named one of them, or neither.
-
-    Presets of this project's own are known by name alone, whichever of its two methods is named.
-
-    >>> choose_method(None, None, True), choose_method(None, None, False)
-    (('ostinato', 'robust'), ('dual_expert', 'source-free'))
-    >>> choose_method("dual_expert", "robust", True), choose_method("tent", None, True)
-    (('ostinato', 'robust'), ('tent', None))
-    """
-    if method is not None and method not in OWN.values():
-        return method, preset
-    if preset is None:
-        if method is None:
-            preset = "robust" if statistics else "source-free"
-        else:
-            preset = "robust" if method == "ostinato" else "source-free"
-    return OWN.get(preset, method or "ostinato"), preset
-
-
 def resolve_config(kind: Any, preset: str | None, settings: Mapping[str, Any]) -> Any:
     """A method's config from a preset and single settings on top; nested settings are merged."""
     values: dict[str, Any] = {}

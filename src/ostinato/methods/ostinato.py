@@ -204,8 +204,8 @@ class Ostinato(Method):
         for gone, into in change.merged:
             self.bank.merge(gone, into)
             self.events.append(f"merged domain {gone} into {into}")
-        for domain in change.founded:
-            self.bank.found(domain, self.router.owner)
+        for domain, parent in change.founded.items():
+            self.bank.found(domain, parent, self.router.owner)
             self.events.append(f"founded domain {domain}")
         for domain in dict.fromkeys(change.owners):
             if domain == SOURCE:
@@ -213,11 +213,9 @@ class Ostinato(Method):
             mine = zip(levels, change.owners, change.known, strict=True)
             fresh = [image for image, owner, new in mine if owner == domain and new]
             self.bank.add(domain, fresh, counted=domain in change.founded)
-        enough = min(self.config.enough, self.config.buffer)
-        for owner in dict.fromkeys(change.owners):
-            known = self.bank.domains.get(owner)
-            if known is not None and known.is_due(enough):
-                self._make_maps(known, classes)
+        for domain in dict.fromkeys(change.owners):
+            if domain != SOURCE and self.bank.is_due(domain):
+                self._make_maps(self.bank.domains[domain], classes)
         self._republish()
         return change
 

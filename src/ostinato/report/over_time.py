@@ -11,6 +11,7 @@ import numpy as np
 from ostinato.bench.forgetting import Metric, higher_is_better
 from ostinato.bench.metrics import mean_iou
 from ostinato.bench.record import Record
+from ostinato.own import OURS
 from ostinato.report.figure import Data, Figure, Part, Value, listing, rounded
 from ostinato.report.runs import Variant
 from ostinato.report.style import End, canvas, label_ends, to_svg
@@ -151,7 +152,7 @@ def _draw(
 
 def _is_background(variant: Variant, group: Sequence[Variant]) -> bool:
     """Among many lines, all but the source model's and this project's step back."""
-    return len(group) > MANY and variant.first.spec.get("method") not in ("source", "dual_expert")
+    return len(group) > MANY and variant.first.spec.get("method") not in ("source", *OURS)
 
 
 def so_far(records: Sequence[Record], metric: Metric) -> list[float]:

@@ -14,6 +14,7 @@ from ostinato.bench.record import Record
 from ostinato.bench.results import RunFolder
 from ostinato.bench.summary import Summary, summarise
 from ostinato.errors import ConfigError, DataError
+from ostinato.own import OURS
 from ostinato.report.style import DASHES, GREY, PALETTE
 
 Shape: TypeAlias = tuple[tuple[int, str], ...]
@@ -21,7 +22,8 @@ Shape: TypeAlias = tuple[tuple[int, str], ...]
 ATTENTION = "attention.npz"
 # Colours that stay with a method from page to page; the others take what is left, in order.
 _FIXED = {"source": GREY, "tent": PALETTE[1], "cotta": PALETTE[4]}
-_OURS = {"robust": PALETTE[0], "paper": PALETTE[3], "source-free": PALETTE[2]}
+_PRESETS = {"robust": PALETTE[0], "paper": PALETTE[3], "source-free": PALETTE[2]}
+_PRESETS["forward-only"] = PALETTE[2]
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,8 @@ def find_folders(paths: Iterable[str | Path]) -> list[Path]:
 
 def _usual_order(path: Path) -> tuple[bool, bool, str]:
     """The source model first and this project's method last, as tables have it."""
-    return not path.name.startswith("source"), path.name.startswith("dual_expert"), path.name
+    ours = path.name.startswith(tuple(OURS))
+    return not path.name.startswith("source"), ours, path.name
 
 
 def read_variants(paths: Iterable[str | Path]) -> list[Variant]:
@@ -184,7 +187,7 @@ def _looks(runs: Sequence[Run]) -> list[tuple[str, Any]]:
     chosen: list[str | None] = []
     for run in runs:
         name, preset = str(run.spec.get("method")), str(run.spec.get("preset"))
-        wanted = _OURS.get(preset) if name == "dual_expert" else _FIXED.get(name)
+        wanted = _PRESETS.get(preset) if name in OURS else _FIXED.get(name)
         chosen.append(wanted if wanted not in chosen else None)
     free = [c for c in PALETTE if c not in chosen]
     looks: list[tuple[str, Any]] = []

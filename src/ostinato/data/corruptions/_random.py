@@ -91,7 +91,7 @@ class Draws:
     def normal(self, stream: int, shape: tuple[int, ...]) -> Tensor:
         """(B, *shape) standard normal numbers."""
         words = self.words(stream, shape)
-        return _normal_table(words.device).index_select(0, words.view(-1)).view(words.shape)
+        return _normal_table(words.device).index_select(0, words.reshape(-1)).view(words.shape)
 
     def uniform(self, stream: int, shape: tuple[int, ...] = ()) -> Tensor:
         """(B, *shape) in [0, 1), 24 bits deep."""
