@@ -21,7 +21,7 @@ from ostinato.api import adapt, collect_statistics, prepare
 from ostinato.errors import InputError
 from ostinato.methods.base import Method
 from ostinato.methods.contract import resolve_config
-from ostinato.ops.snapshot import State
+from ostinato.ops.snapshot import State, load_state
 from ostinato.registry import METHODS
 
 SIZE = 32
@@ -123,7 +123,8 @@ def check_method(name: str, **settings: Any) -> CheckReport:
 
     Inputs unchanged · only declared parameters move · labels never seen · reset is exact · seeded
     runs repeat · batch of 1 · bf16 agrees with fp32 · bad input changes nothing · save and load
-    continue to the bit · memory stays bounded · unwrap gives the source back · no_grad callers.
+    continue to the bit · no image in a saved file · memory stays bounded · unwrap gives the source
+    back · no_grad callers.
     """
     kind = METHODS[name]
     build = _builder(name, kind, settings)
@@ -273,11 +274,33 @@ def check_save_load(build: Build) -> str | None:
     _run(method, batches[:5])
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "state.safetensors"
-        method.save(path)
+        method.save(path, buffers=True)
         fresh = build()
         fresh.load(path)
     same = _same(_run(method, batches[5:]), _run(fresh, batches[5:]))
     return None if same else "a loaded run continues differently"
+
+
+def check_no_images_saved(build: Build) -> str | None:
+    """A saved file holds no image buffers unless asked for."""
+    method = build()
+    declared = [n for n, thing in method._tracked.items() if hasattr(thing, "without_buffers")]
+    if not declared:
+        return None
+    batches = small_batches(9)
+    _run(method, batches)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "state.safetensors"
+        method.save(path)
+        fresh = build()
+        fresh.load(path)
+        state, _ = load_state(path)
+    parts = (state.part(name).tensors.items() for name in declared)
+    images = [key for part in parts for key, tensor in part if tensor.dtype == torch.uint8]
+    if images:
+        return f"the file holds images: {images[:3]}"
+    answers = ([one.predict(batch) for batch in batches] for one in (method, fresh))
+    return None if _same(*answers) else "what was loaded without images answers differently"
 
 
 def check_memory(build: Build) -> str | None:
@@ -337,6 +360,7 @@ CHECKS = (
     check_bf16,
     check_bad_input,
     check_save_load,
+    check_no_images_saved,
     check_memory,
     check_unwrap,
     check_no_grad_callers,

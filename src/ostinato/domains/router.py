@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from ostinato.domains.routing_state import NAMES, read_routing
 from ostinato.domains.splitting import fresh, split_off
-from ostinato.errors import StateError
 from ostinato.ops.snapshot import State
 from ostinato.ops.whitening import Content, whitener
 
@@ -229,8 +229,7 @@ class Router:
         self.unrenewed += int(new.sum())
         merged: list[tuple[int, int]] = []
         if self.unrenewed >= RENEW and len(self.ids) > 1:
-            self._renew()
-            merged = self._merge_near()
+            merged = self._renew() + self._merge_near()
         while len(self.ids) - 1 > self.limit:
             merged.append(self._merge(*self._nearest()))
         owners = verdict.owners()
@@ -294,7 +293,7 @@ class Router:
         self.owner[members] = into
         self._view = None
 
-    def _renew(self) -> None:
+    def _renew(self) -> list[tuple[int, int]]:
         """Let recent images refine the coordinates, and settle which domain each belongs to."""
         self.unrenewed = 0
         self.spreads = self.view().spreads.clone()
@@ -307,12 +306,23 @@ class Router:
         unit = float(unseen.square().sum(1).clamp_max(2 * FAR * unseen.shape[1]).mean())
         whole = (clean * known + off.T @ off) / (clean + len(off))
         self._set_coordinates(whole, unit / unseen.shape[1])
-        verdict = self.view().decide(self.recent)
+        ids = self.view().decide(self.recent).ids
+        homes = {d: int(ids[self.owner == d].mode().values) for d in self.owner.unique().tolist()}
         for domain in self.ids[:]:
-            for into in self.ids[:]:
-                moved = (self.owner == domain) & (verdict.ids == into)
-                if into != domain and bool(moved.any()):
-                    self._move(moved.nonzero()[:, 0], domain, into)
+            moved = (self.owner == domain) & (ids != domain)
+            for into in ids[moved].unique().tolist():
+                self._move((moved & (ids == into)).nonzero()[:, 0], domain, into)
+        return [self._merge_empty(d, into) for d, into in homes.items() if self._is_empty(d)]
+
+    def _is_empty(self, domain: int) -> bool:
+        """Whether a domain has lost its images: it would stand where the source does."""
+        few = float(self.counts[self.ids.index(domain)]) <= 1
+        return domain != SOURCE and few and not bool((self.owner == domain).any())
+
+    def _merge_empty(self, domain: int, into: int) -> tuple[int, int]:
+        row = self.ids.index(domain)
+        self.sums[row], self.counts[row] = 0, 0
+        return self._merge(domain, into)
 
     def _merge_near(self) -> list[tuple[int, int]]:
         merged = []
@@ -363,38 +373,17 @@ class Router:
 
     def export_state(self) -> State:
         """Everything but the clean content, which comes with the statistics."""
-        tensors = {
-            name: getattr(self, name)
-            for name in ("sums", "counts", "mix", "spreads", "recent", "owner", "covariance")
-        }
+        tensors = {name: getattr(self, name) for name in NAMES}
         values = {"ids": list(self.ids), "next_id": self.next_id, "unit": self.unit}
         return State(tensors, values | {"unrenewed": self.unrenewed})
 
     def import_state(self, state: State) -> None:
         """Become what `export_state` described; nothing changes where it does not fit."""
-        width, values = len(self.content.mean), state.values
-        ids = [int(domain) for domain in values["ids"]]
-        given = {name: tensor.detach().cpu() for name, tensor in state.tensors.items()}
-        recent = len(given["recent"])
-        shapes = {
-            "sums": (len(ids), width),
-            "counts": (len(ids),),
-            "mix": (len(ids),),
-            "spreads": (len(ids),),
-            "recent": (recent, width),
-            "owner": (recent,),
-            "covariance": (width, width),
-        }
-        for name, shape in shapes.items():
-            if tuple(given[name].shape) != shape:
-                raise StateError(f"The router's {name} has shape {tuple(given[name].shape)}.")
-        if ids[:1] != [SOURCE] or not set(given["owner"].tolist()) <= set(ids):
-            raise StateError("The router's domains do not fit together.")
-        self.ids, self.next_id = ids, int(values["next_id"])
-        for name in ("sums", "counts", "mix", "spreads", "recent", "owner"):
-            setattr(self, name, given[name].clone())
-        self.unrenewed = int(values["unrenewed"])
-        self._set_coordinates(given["covariance"].clone(), float(values["unit"]))
+        read = read_routing(state, len(self.content.mean))
+        self.ids, self.next_id, self.unrenewed = read.ids, read.next_id, read.unrenewed
+        for name in NAMES[:-1]:
+            setattr(self, name, read.tensors[name])
+        self._set_coordinates(read.tensors["covariance"], read.unit)
 
 
 def _blend(mix: Tensor, posterior: Tensor) -> Tensor:

@@ -109,6 +109,8 @@ class FlatBranches:
         for name, tensor in given.items():
             if tensor is None or tensor.shape != self.value.shape:
                 raise StateError(f"The learned branches' {name} does not fit this model.")
+        if "updates" not in state.values:
+            raise StateError("The learned branches' state does not say how many updates it had.")
         for name, tensor in given.items():
             assert tensor is not None
             setattr(self, name, tensor.detach().clone().to(self.value))

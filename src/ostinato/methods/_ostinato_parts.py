@@ -69,8 +69,8 @@ class Domain:
     def add(self, images: list[Tensor], bound: int) -> None:
         """Keep new images, at most `bound` of the latest."""
         self.images += len(images)
-        self.recent = (self.recent + images)[-bound:]
-        self.waiting = min(self.waiting + len(images), bound)
+        self.recent = alike(self.recent + images)[-bound:]
+        self.waiting = min(self.waiting + len(images), len(self.recent))
 
     def made(self) -> None:
         """The maps were made: wait for twice as many images, later four times as many."""
@@ -103,6 +103,19 @@ class Version:
 
 
 PRESETS: dict[str, dict[str, Any]] = {"robust": {"learn": True}, "forward-only": {"learn": False}}
+
+
+def alike(images: list[Tensor]) -> list[Tensor]:
+    """Those at the end that have the last one's size: others do not stack with it.
+
+    >>> small, large = torch.zeros(3, 4, 4), torch.zeros(3, 8, 8)
+    >>> len(alike([small, large, large])), len(alike([small, large, small]))
+    (2, 1)
+    """
+    first = len(images)
+    while first and images[first - 1].shape == images[-1].shape:
+        first -= 1
+    return images[first:]
 
 
 def to_levels(pixels: Tensor) -> Tensor:

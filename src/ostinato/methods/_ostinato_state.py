@@ -10,11 +10,12 @@ from torch import Tensor
 
 from ostinato.errors import StateError
 from ostinato.experts.flat import FlatBranches
-from ostinato.methods._ostinato_parts import Domain, OstinatoConfig
+from ostinato.methods._ostinato_parts import Domain, OstinatoConfig, alike
 from ostinato.ops.moments import BlockMap
 from ostinato.ops.snapshot import State
 
 PARTS = ("scale", "down", "up", "shift", "prefix")
+BUFFERS = ("recent", "latest")
 NUMBERS = ("due", "images", "share", "waiting", "used", "variety")
 
 
@@ -51,12 +52,13 @@ class DomainBank:
 
     def keep(self, images: list[Tensor]) -> None:
         """Keep the latest images, which may turn out to be a new domain's."""
-        self.latest = (self.latest + images)[-self.config.buffer :]
+        self.latest = alike(self.latest + images)[-self.config.buffer :]
 
     def is_due(self, number: int) -> bool:
         """Whether a domain has the images that its maps are to be made from next."""
         domain = self.domains[number]
-        return domain.images >= domain.due and len(domain.recent) >= self.config.enough
+        enough = min(self.config.enough, self.config.buffer)
+        return domain.images >= domain.due and len(domain.recent) >= enough
 
     def found(self, number: int, parent: int, owners: Tensor) -> None:
         """A new domain, with those of the latest images that are its own.
@@ -71,8 +73,9 @@ class DomainBank:
         domain = self.domains[number] = Domain(due=self.config.enough)
         if parent in self.domains:
             domain.maps, domain.share = self.domains[parent].maps, self.domains[parent].share
-        mine = owners[-len(self.latest) :].tolist()
-        own = [image for image, owner in zip(self.latest, mine, strict=True) if owner == number]
+        mine = owners[-len(self.latest) :].tolist()  # fewer, where buffers reach farther back
+        latest = self.latest[-len(mine) :]
+        own = [image for image, owner in zip(latest, mine, strict=True) if owner == number]
         domain.add(own, self.config.buffer)
 
     def add(self, number: int, images: list[Tensor], *, counted: bool) -> None:
@@ -104,23 +107,22 @@ class DomainBank:
         kept.images += old.images
         if not kept.maps and old.maps:
             kept.maps, kept.share, kept.branches = old.maps, old.share, old.branches
-        kept.recent = (old.recent + kept.recent)[-self.config.buffer :]
+        kept.recent = alike(old.recent + kept.recent)[-self.config.buffer :]
 
     # State.
 
     def export_state(self) -> State:
         """Experts, counts and buffers."""
         parts = {"shared": self.shared.export_state()}
+        if self.good is not None:
+            parts["good"] = self.good
         for number, domain in self.domains.items():
             tensors = {
                 f"maps.{part}.{block}": tensor
                 for block, one in enumerate(domain.maps)
                 for part, tensor in zip(PARTS, one.tensors(), strict=True)
             }
-            values: dict[str, Any] = {
-                name: getattr(domain, name)
-                for name in ("due", "images", "share", "waiting", "used")
-            }
+            values: dict[str, Any] = {name: getattr(domain, name) for name in NUMBERS}
             values["blocks"] = len(domain.maps)
             if domain.recent:
                 tensors["recent"] = torch.stack(domain.recent)
@@ -135,6 +137,18 @@ class DomainBank:
         state.values["bank"] = {"domains": list(self.domains), "updates": self.updates}
         return state
 
+    def without_buffers(self, state: State) -> State:
+        """An exported state without images: experts and counts alone."""
+        tensors = {
+            name: tensor
+            for name, tensor in state.tensors.items()
+            if name.rpartition("/")[2] not in BUFFERS
+        }
+        values = dict(state.values)
+        for number in self.domains:
+            values[str(number)] = values[str(number)] | {"waiting": 0}
+        return State(tensors, values)
+
     def import_state(self, state: State) -> None:
         """Become what `export_state` described."""
         known = state.values.get("bank")
@@ -146,6 +160,7 @@ class DomainBank:
             self.domains[int(number)] = self._read(int(number), state.part(str(number)))
         self.latest = list(state.tensors.get("latest", torch.empty(0)))
         self.updates = int(known["updates"])
+        self.good = state.part("good").clone() if "good" in state.values else None
         self._changed()
 
     def _read(self, number: int, part: State) -> Domain:

@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from ostinato.errors import ConfigError, MissingResource, StateError
+from ostinato.errors import ConfigError, MissingResource
 from ostinato.methods.contract import (
     Input,
     MethodConfig,
@@ -33,7 +33,7 @@ from ostinato.models import VisionModel, fingerprint
 from ostinato.ops.optim import OptimizerState, cosine, make_optimizer, total_norm
 from ostinato.ops.precision import products
 from ostinato.ops.snapshot import RandomState, Scalars, State, Stateful
-from ostinato.ops.trainable import Flags, Weights, claim, disclaim
+from ostinato.ops.trainable import Flags, Weights, claim, disclaim, is_claimed
 from ostinato.types import Decision, StepOutput
 
 __all__ = ["Input", "Method", "MethodConfig", "MethodInfo", "Objective", "Resources"]
@@ -83,6 +83,15 @@ class Method(Persistent, nn.Module):
             raise
         self.building = False
         self._initial = self._first_state()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_lock"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._lock = threading.RLock()  # a copy waits for nobody else
+        if not self._detached and not is_claimed(self.model.base):  # by the method inside
+            claim(self.model.base, self)
 
     # What a method supplies.
 
@@ -291,12 +300,6 @@ class Method(Persistent, nn.Module):
         now = weights.export_state().clone()
         weights.restore()
         return lambda: weights.import_state(now)
-
-    def _refuse_detached(self) -> None:
-        if self._detached:
-            raise StateError(
-                "This method was taken out of its model by unwrap; adapt the model again."
-            )
 
     # The loop.
 

@@ -119,7 +119,7 @@ class Ostinato(Method):
                 limit=config.max_domains,
             ),
         )
-        self.bank = self.track("bank", DomainBank(self._new_branches, config, self._republish))
+        self.bank = self.track("bank", DomainBank(self._new_branches, config, self._taken_over))
         self.queue: list[tuple[Tensor, Tensor, Tensor | None]] = []
         self.version = Version(0, self.router.view())
 
@@ -137,12 +137,14 @@ class Ostinato(Method):
         if not self.config.count_in:
             output = self._answer(batch, described)
             self._take_in(batch.pixels, described, batch.classes)
-            return replace(output, updated=self._learn_waiting(batch.classes))
+            updated = self._learn_waiting(batch.classes)
+            return replace(output, updated=updated, events=tuple(self.events))
         change = self._take_in(batch.pixels, described, batch.classes)
         ready = self._ready(change.owners)
         if ready is None:
             output = self._answer(batch, described, change)
-            return replace(output, updated=self._learn_waiting(batch.classes))
+            updated = self._learn_waiting(batch.classes)
+            return replace(output, updated=updated, events=tuple(self.events))
         return self._answer_and_learn(batch, described, change, ready)
 
     def _answer(self, batch: Input, described: Tensor, change: Change | None = None) -> StepOutput:
@@ -186,7 +188,7 @@ class Ostinato(Method):
             logits=logits.detach().float(),
             decision=decision,
             used=len(owners),
-            events=tuple(self.events),
+            events=() if change is None else tuple(self.events),
             version=version.number,
             trust=tuple(version.shares.get(owner, 0.0) for owner in owners),
         )
@@ -371,6 +373,11 @@ class Ostinato(Method):
             {number: domain.share for number, domain in self.bank.domains.items()},
         )
 
+    def _taken_over(self) -> None:
+        """After a reset or a load: what was queued before belongs to another past."""
+        self.queue = []
+        self._republish()
+
     # The rest.
 
     def respond(self, batch: Input) -> StepOutput:
@@ -387,7 +394,9 @@ class Ostinato(Method):
         self._refuse_detached()
         moved = False
         with self._lock, torch.inference_mode(False), torch.enable_grad():
-            while self.queue:
+            for _ in range(len(self.queue)):  # what comes meanwhile is the next call's
+                if not self.queue:
+                    break  # a reset on the way
                 levels, described, classes = self.queue.pop(0)
                 self._take_in(levels.float() / 255, described, classes)
                 moved |= self._learn_waiting(classes)

@@ -25,6 +25,13 @@ class Persistent:
     model: VisionModel
     _tracked: dict[str, Stateful]
     _initial: State
+    _detached: bool
+
+    def _refuse_detached(self) -> None:
+        if self._detached:
+            raise StateError(
+                "This method was taken out of its model by unwrap; adapt the model again."
+            )
 
     def track(self, name: str, thing: S) -> S:
         """Declare something that changes: reset, save and load then include it."""
@@ -41,6 +48,7 @@ class Persistent:
 
     def import_state(self, state: State) -> None:
         """Become what `export_state` described, or stay as it was and raise."""
+        self._refuse_detached()
         check_state(self, state)
         before = self.export_state().clone()
         try:
@@ -60,12 +68,25 @@ class Persistent:
 
     def reset(self) -> None:
         """Forget everything learned: exactly the state after `adapt`."""
+        self._refuse_detached()
         self._import(self._initial)
         self.last = None
 
-    def save(self, path: str | Path) -> None:
-        """Write the state to one file, atomically."""
-        save_state(path, self.export_state(), self._header())
+    def save(self, path: str | Path, *, buffers: bool = False) -> None:
+        """Write the state to one file, atomically.
+
+        Args:
+            path: where to.
+            buffers: also write the latest images that experts are made from, where the method
+                keeps any. Only then does what is loaded go on to the bit; without them it answers
+                the same and gathers new images first.
+        """
+        parts = {}
+        for name, thing in self._tracked.items():
+            state = thing.export_state()
+            without = getattr(thing, "without_buffers", None)
+            parts[name] = state if buffers or without is None else without(state)
+        save_state(path, State.join(parts), self._header())
 
     def load(self, path: str | Path) -> None:
         """Continue from a file; on any error nothing has changed."""

@@ -83,7 +83,7 @@ class Scalars(dict[str, Any]):
 
     def __init__(self, **start: Any) -> None:
         super().__init__(start)
-        self._kinds = {name: like(value) for name, value in start.items()}
+        self._start = start
 
     def export_state(self) -> State:
         """The values."""
@@ -91,7 +91,7 @@ class Scalars(dict[str, Any]):
 
     def expected(self, state: State) -> Expected:
         """The names it started with, each with the type it had then."""
-        return Expected(values=self._kinds)
+        return Expected(values={name: like(value) for name, value in self._start.items()})
 
     def import_state(self, state: State) -> None:
         """Take values over."""

@@ -151,6 +151,12 @@ def claim(model: nn.Module, owner: object) -> None:
     _OWNERS[model] = weakref.ref(owner)
 
 
+def is_claimed(model: nn.Module) -> bool:
+    """Whether something adapts the model."""
+    known = _OWNERS.get(model)
+    return known is not None and known() is not None
+
+
 def disclaim(model: nn.Module, owner: object) -> None:
     """The owner adapts the model no longer."""
     known = _OWNERS.get(model)

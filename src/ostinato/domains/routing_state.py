@@ -1,0 +1,69 @@
+"""What a router's state has to be before it is taken over."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from ostinato.errors import StateError
+from ostinato.ops.snapshot import State
+from ostinato.ops.whitening import whitener
+
+NAMES = ("sums", "counts", "mix", "spreads", "recent", "owner", "covariance")
+
+
+@dataclass(frozen=True)
+class RoutingState:
+    """A state that was read: tensors by name, and the numbers beside them."""
+
+    tensors: dict[str, Tensor]
+    ids: list[int]
+    next_id: int
+    unrenewed: int
+    unit: float
+
+
+def read_routing(state: State, width: int) -> RoutingState:
+    """The parts of a router's state, on the CPU, or a StateError that says what is wrong.
+
+    Args:
+        state: what `Router.export_state` gave.
+        width: of a descriptor.
+    """
+    values = state.values
+    missing = sorted({*NAMES} - {*state.tensors})
+    missing += sorted({"ids", "next_id", "unrenewed", "unit"} - {*values})
+    if missing:
+        raise StateError(f"The router's state has no {missing[0]}.")
+    given = {name: state.tensors[name].detach().cpu().clone() for name in NAMES}
+    ids = [int(domain) for domain in values["ids"]]
+    for name, shape in _shapes(len(ids), len(given["recent"]), width).items():
+        if tuple(given[name].shape) != shape:
+            raise StateError(f"The router's {name} has shape {tuple(given[name].shape)}.")
+    next_id, unit = int(values["next_id"]), float(values["unit"])
+    together = ids[:1] == [0] and len(set(ids)) == len(ids) and max(ids) < next_id
+    if not together or not set(given["owner"].tolist()) <= set(ids):
+        raise StateError("The router's domains do not fit together.")
+    for name in ("counts", "spreads"):
+        if not bool((given[name] > 0).all()):
+            raise StateError(f"The router's {name} are not all above 0.")
+    try:
+        whitener(given["covariance"])
+    except RuntimeError:
+        raise StateError("The router's covariance is none: it has a negative variance.") from None
+    if not unit > 0:
+        raise StateError(f"The router's usual distance is {unit}, not above 0.")
+    return RoutingState(given, ids, next_id, int(values["unrenewed"]), unit)
+
+
+def _shapes(domains: int, recent: int, width: int) -> dict[str, tuple[int, ...]]:
+    return {
+        "sums": (domains, width),
+        "counts": (domains,),
+        "mix": (domains,),
+        "spreads": (domains,),
+        "recent": (recent, width),
+        "owner": (recent,),
+        "covariance": (width, width),
+    }

@@ -1,0 +1,345 @@
+"""Routing of single images: whitening, splitting, founding, merging, bounds and state."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from ostinato.domains.router import FAR, SOURCE, Router
+from ostinato.domains.splitting import fresh, split_off
+from ostinato.errors import StateError
+from ostinato.ops.snapshot import State
+from ostinato.ops.whitening import Content, held_out_spread, shrunk, whitener
+
+WIDTH = 24
+
+
+def correlated(count: int, seed: int, width: int = WIDTH) -> Tensor:
+    """Descriptors whose numbers depend on one another, as those of images do."""
+    mix = torch.randn(width, width, generator=torch.Generator().manual_seed(5)) / width**0.5
+    mix = mix + torch.eye(width)
+    return torch.randn(count, width, generator=torch.Generator().manual_seed(seed)) @ mix
+
+
+def shift(number: int, size: float = 4.0) -> Tensor:
+    """Where a domain lies; different numbers, different directions."""
+    way = torch.randn(WIDTH, generator=torch.Generator().manual_seed(1000 + number))
+    return size * way
+
+
+@pytest.fixture(scope="module")
+def content() -> Content:
+    return Content.of(correlated(400, seed=0))
+
+
+@pytest.fixture
+def router(content: Content) -> Router:
+    return Router(content, enough=10)
+
+
+# Whitening.
+
+
+def test_whitening_gives_the_identity():
+    values = correlated(2000, seed=1).double()
+    covariance = values.T @ values / len(values)
+    matrix = whitener(covariance)
+    assert torch.allclose(
+        matrix.T @ shrunk(covariance) @ matrix, torch.eye(WIDTH).double(), atol=1e-9
+    )
+    diagonal = torch.diag(torch.rand(WIDTH).double() + 0.5)  # which shrinking leaves alone
+    rows = torch.randn(
+        50_000, WIDTH, dtype=torch.double, generator=torch.Generator().manual_seed(0)
+    )
+    placed = rows @ diagonal.sqrt() @ whitener(diagonal)
+    assert torch.allclose(placed.T @ placed / len(placed), torch.eye(WIDTH).double(), atol=0.05)
+
+
+def test_spread_is_measured_on_images_that_whitening_did_not_see():
+    few = correlated(2 * WIDTH, seed=2).double()
+    few = (few - few.mean(0)) / few.std(0)
+    seen = few @ whitener(few.T @ few / len(few))
+    within = float(seen.square().sum(1).mean()) / WIDTH
+    assert held_out_spread(few) > 1.1 * within
+    assert held_out_spread(few[:9]) == 1.0
+    many = correlated(4000, seed=3).double()
+    assert held_out_spread(many / many.std(0)) == pytest.approx(1.0, abs=0.3)
+
+
+def test_numbers_that_never_vary_do_not_blow_up():
+    values = correlated(100, seed=4)
+    values[:, 3] = 7.0
+    content = Content.of(values)
+    assert bool(whitener(content.covariance).isfinite().all())
+    other = values[:1].clone()
+    other[:, 3] += 1e-3
+    assert bool(content.standard(other).isfinite().all())
+
+
+# Splitting.
+
+
+def test_fresh_counts_each_image_once():
+    rows = correlated(6, seed=0).double()
+    batch = torch.cat([rows[:3], rows[1:2], rows[4:5] + 1e-4])
+    assert fresh(batch, rows[4:]).tolist() == [True, True, True, False, False]
+    assert fresh(batch, rows[:0]).tolist() == [True, True, True, False, True]
+
+
+def gaussian(count: int, seed: int, width: int = 16) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(count, width, generator=generator, dtype=torch.double)
+
+
+@pytest.mark.parametrize("fixed", [False, True])
+@pytest.mark.parametrize("seed", range(5))
+def test_one_group_is_not_split(seed, fixed):
+    assert split_off(gaussian(120, seed), torch.zeros(16).double(), 20, 5.5, fixed=fixed) is None
+
+
+@pytest.mark.parametrize("fixed", [False, True])
+@pytest.mark.parametrize("late", [False, True])
+def test_a_group_far_away_is_split_off(fixed, late):
+    rows = gaussian(100, seed=0)
+    mine = torch.arange(70, 100) if late else torch.arange(0, 90, 3)
+    rows[mine] += 3.0  # 12 deviations along the diagonal
+    group = split_off(rows, torch.zeros(16).double(), 20, 5.5, fixed=fixed)
+    assert group is not None
+    assert group.tolist() == mine.tolist()
+
+
+def test_too_few_images_found_nothing():
+    mean = torch.zeros(16).double()
+    rows = gaussian(60, seed=0)
+    rows[:19] += 3.0
+    assert split_off(rows, mean, 20, 5.5, fixed=True) is None
+    assert split_off(rows[:19], mean, 20, 5.5, fixed=True) is None
+    rows[19] += 3.0
+    group = split_off(rows, mean, 20, 5.5, fixed=True)
+    assert group is not None
+    assert group.tolist() == list(range(20))
+
+
+def test_a_split_looks_at_the_latest_images():
+    rows = torch.cat([gaussian(300, seed=0), gaussian(30, seed=1) + 3.0])
+    group = split_off(rows, torch.zeros(16).double(), 20, 5.5, fixed=True)
+    assert group is not None
+    assert group.tolist() == list(range(300, 330))
+
+
+# Streams.
+
+
+def stream(kind: str, each: int = 60, domains: int = 3) -> list[tuple[Tensor, list[int]]]:
+    """Batches with their true domains; 0 is clean."""
+    truth = [domain for domain in range(domains + 1) for _ in range(each)]
+    if kind != "blocks":
+        order = torch.randperm(len(truth), generator=torch.Generator().manual_seed(3))
+        truth = [truth[i] for i in order.tolist()]
+    values = correlated(len(truth), seed=7)
+    values = torch.stack([v + (shift(d) if d else 0) for v, d in zip(values, truth, strict=True)])
+    size = 1 if kind == "single" else 20
+    return [(values[at : at + size], truth[at : at + size]) for at in range(0, len(truth), size)]
+
+
+@pytest.mark.parametrize("kind", ["blocks", "mixed", "single"])
+def test_streams_find_their_domains(router, kind):
+    batches = stream(kind)
+    for values, _ in batches:
+        router.observe(values)
+    assert len(router.domains) == 3
+    pairs = []
+    view = router.view()
+    for values, truth in batches:  # owners once everything is known
+        found = view.decide(router.content.standard(values)).owners()
+        pairs += list(zip(truth, found, strict=True))
+    names = {
+        true: max(set(own), key=own.count)
+        for true in range(4)
+        if (own := [found for t, found in pairs if t == true])
+    }
+    assert names[0] == SOURCE
+    assert len(set(names.values())) == 4
+    right = sum(names[true] == found for true, found in pairs)
+    assert right >= 0.98 * len(pairs)
+
+
+def test_a_batch_that_founds_a_domain_belongs_to_it(router):
+    change = router.observe(correlated(20, seed=8) + shift(1))
+    assert change.founded == {1: 0}
+    assert change.owners == [1] * 20
+    again = router.observe(correlated(20, seed=9) + shift(1))
+    assert again.founded == {}
+    assert again.owners == [1] * 20
+
+
+def test_clean_images_found_nothing(router):
+    values = correlated(600, seed=11)
+    for part in values.split(20):
+        change = router.observe(part)
+        assert change.founded == {}
+        assert set(change.owners) == {SOURCE}
+    assert router.domains == ()
+
+
+def test_repeated_images_found_nothing(router):
+    few = correlated(5, seed=12) + shift(1)
+    for _ in range(20):
+        change = router.observe(few)
+        assert change.founded == {}
+        assert change.owners == [SOURCE] * 5
+    assert change.known == [False] * 5
+    assert len(router.recent) == 5
+
+
+def test_an_image_that_nothing_explains_goes_to_the_source(router):
+    router.observe(correlated(40, seed=13) + shift(1))
+    far = router.content.standard(correlated(3, seed=14) + 10 * shift(2))
+    verdict = router.view().decide(far)
+    assert verdict.far.all()
+    assert float(verdict.distance.min()) > FAR
+    assert verdict.owners() == [SOURCE] * 3
+
+
+def test_ever_new_styles_stay_within_the_limit(content):
+    router = Router(content, enough=10, limit=4)
+    for number in range(15):
+        change = router.observe(correlated(20, seed=100 + number) + shift(number))
+        assert len(router.domains) <= 4
+        assert set(change.owners) <= {SOURCE, *router.domains}
+        assert set(change.founded) <= set(router.domains)
+    assert len(router.recent) <= router.memory
+
+
+def test_memory_of_descriptors_is_bounded(content):
+    router = Router(content, enough=10, memory=64)
+    for part in correlated(300, seed=15).split(50):
+        router.observe(part)
+    assert len(router.recent) == len(router.owner) == 64
+
+
+def test_domains_that_prove_to_be_one_are_merged(router):
+    router.observe(correlated(30, seed=16) + shift(1))
+    row = router.ids.index(1)
+    router._move((router.owner == 1).nonzero()[:15, 0], 1, 2)  # as if one had been taken for two
+    router.next_id = 3
+    assert router.domains == (1, 2)
+    merged: list[tuple[int, int]] = []
+    for part in (correlated(160, seed=17) + shift(1)).split(20):
+        merged += router.observe(part).merged
+    assert merged == [(2, 1)]
+    assert router.domains == (1,)
+    assert float(router.counts[row]) == 190
+
+
+def test_a_domain_that_loses_its_images_in_a_renewal_is_gone(router):
+    """An empty domain has no mean; standing at the source's it would take its images."""
+    router.observe(correlated(40, seed=16) + shift(1))
+    router.next_id = 3
+    router._move((router.owner == 1).nonzero()[:2, 0], 1, 2)
+    router.sums[2] += 2 * (router.content.standard(shift(3)[None])[0] - router.sums[2] / 2)
+    router._view = None  # a mean that explains none of its images any more
+    change = router.observe(correlated(100, seed=17) + shift(1))
+    assert change.merged == ((2, 1),)
+    assert router.domains == (1,)
+    assert float(router.counts[1]) == 140
+    clean = router.view().decide(router.content.standard(correlated(100, seed=18)))
+    assert clean.owners() == [SOURCE] * 100
+
+
+def test_deciding_changes_nothing(router):
+    router.observe(correlated(40, seed=19) + shift(1))
+    before = router.export_state().clone()
+    view = router.view()
+    parts = [tensor.clone() for tensor in (view.means, view.spreads, view.counts, view.mix)]
+    view.decide(router.content.standard(correlated(40, seed=20) + shift(2)))
+    after = router.export_state()
+    assert all(torch.equal(tensor, after.tensors[name]) for name, tensor in before.tensors.items())
+    assert before.values == after.values
+    router.observe(correlated(40, seed=20) + shift(2))  # what was published stays as it was
+    now = (view.means, view.spreads, view.counts, view.mix)
+    assert all(torch.equal(a, b) for a, b in zip(parts, now, strict=True))
+
+
+def test_a_forgotten_domain_is_the_source_s_again(router):
+    router.observe(correlated(40, seed=19) + shift(1))
+    router.remove(1)
+    assert router.domains == ()
+    assert router.view().ids == (SOURCE,)
+    assert not router.view().means.any()
+
+
+# State.
+
+
+def test_a_state_continues_to_the_same_result(router, content):
+    batches = [values for values, _ in stream("mixed", each=80)]
+    half = len(batches) // 2
+    for values in batches[:half]:
+        router.observe(values)
+    other = Router(content, enough=10)
+    other.import_state(router.export_state().clone())
+    for values in batches[half:]:
+        assert router.observe(values) == other.observe(values)
+    ours, theirs = router.export_state(), other.export_state()
+    assert ours.values == theirs.values
+    assert all(torch.equal(t, theirs.tensors[name]) for name, t in ours.tensors.items())
+
+
+def _shorter(state: State) -> None:
+    state.tensors["owner"] = state.tensors["owner"][:-1]
+
+
+def _stranger(state: State) -> None:
+    state.tensors["owner"] = state.tensors["owner"] + 7
+
+
+def _no_source(state: State) -> None:
+    state.values["ids"] = [4, *state.values["ids"][1:]]
+
+
+def _narrow(state: State) -> None:
+    state.tensors["covariance"] = state.tensors["covariance"][:-1]
+
+
+def _without(state: State) -> None:
+    del state.tensors["mix"]
+
+
+def _no_ids(state: State) -> None:
+    del state.values["ids"]
+
+
+def _twice(state: State) -> None:
+    state.values["ids"] = [0, 1, 1]
+    for name in ("sums", "counts", "mix", "spreads"):
+        tensor = state.tensors[name]
+        state.tensors[name] = torch.cat([tensor, tensor[-1:]])
+
+
+def _uncounted(state: State) -> None:
+    state.tensors["counts"] = torch.zeros_like(state.tensors["counts"])
+
+
+def _not_positive(state: State) -> None:
+    state.tensors["covariance"] = -state.tensors["covariance"]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        *(_shorter, _stranger, _no_source, _narrow, _without, _no_ids, _twice),
+        *(_uncounted, _not_positive),
+    ],
+)
+def test_damaged_states_are_refused_and_change_nothing(router, damage):
+    router.observe(correlated(40, seed=19) + shift(1))
+    before = router.export_state().clone()
+    damaged = before.clone()
+    damage(damaged)
+    with pytest.raises(StateError):
+        router.import_state(damaged)
+    after = router.export_state()
+    assert after.values == before.values
+    assert all(torch.equal(t, after.tensors[name]) for name, t in before.tensors.items())
