@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from ostinato.domains.router import FAR, SOURCE, Router
+from ostinato.domains.router import Router
 from ostinato.domains.splitting import fresh, split_off
+from ostinato.domains.verdict import FAR, SOURCE
 from ostinato.errors import StateError
 from ostinato.ops.snapshot import State
 from ostinato.ops.whitening import Content, held_out_spread, shrunk, whitener

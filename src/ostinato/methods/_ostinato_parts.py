@@ -10,7 +10,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from ostinato.domains.router import View
+from ostinato.domains.verdict import View
 from ostinato.experts.flat import FlatBranches
 from ostinato.experts.routed import Branch, Expert
 from ostinato.methods.contract import MethodConfig

@@ -11,14 +11,15 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from ostinato.errors import ConfigError, MissingResource
+from ostinato.methods.answering import Answering
 from ostinato.methods.contract import (
     Input,
     MethodConfig,
@@ -39,7 +40,7 @@ from ostinato.types import Decision, StepOutput
 __all__ = ["Input", "Method", "MethodConfig", "MethodInfo", "Objective", "Resources"]
 
 
-class Method(Persistent, nn.Module):
+class Method(Answering, Persistent, nn.Module):
     """Base of all methods: call it with images, get logits; it adapts on the way."""
 
     info: ClassVar[MethodInfo]
@@ -221,85 +222,6 @@ class Method(Persistent, nn.Module):
             self.events.append("left out a non-finite update")
             return False
         return bool(images > 0)
-
-    # What users call.
-
-    def forward(self, images: Tensor, classes: Tensor | None = None) -> Tensor:
-        """Predict a batch and adapt to it. Works under `no_grad` and `inference_mode` too."""
-        if self._frozen:
-            return self.predict(images, classes=classes)
-        return self.step(images, classes=classes).logits
-
-    def predict(
-        self, images: Tensor, *, classes: Tensor | None = None, source: bool = False
-    ) -> Tensor:
-        """Answer a batch without learning from it now.
-
-        Methods that learn apart from answering queue what they saw for `learn`; the others only
-        answer, with what they are at present.
-
-        Args:
-            images: as for a call.
-            classes: as for a call.
-            source: also ask the source model; its answer is in `last.source_logits`.
-        """
-        self._refuse_detached()
-        started = time.perf_counter()
-        with torch.inference_mode(False), torch.no_grad(), products(self.config.precision):
-            batch = self._receive(images, classes, None)
-            self.inspect(batch)
-            output = self.respond(batch)
-            if source:
-                output.source_logits = self.source_logits(batch)
-        output.seconds = time.perf_counter() - started
-        self.last = output
-        return output.logits
-
-    def learn(self) -> bool:
-        """Take in what `predict` queued; whether anything moved."""
-        self._refuse_detached()
-        return False
-
-    @contextmanager
-    def frozen(self) -> Iterator[None]:
-        """Inside, calls answer and nothing is learned or queued."""
-        before, self._frozen = self._frozen, True
-        try:
-            yield
-        finally:
-            self._frozen = before
-
-    def respond(self, batch: Input) -> StepOutput:
-        """The answer of `predict`: a forward of the model as it is now."""
-        with self._lock:
-            try:
-                with self.autocast():
-                    logits = self.preview(batch)
-            finally:
-                self.model.release()
-        return StepOutput(logits.detach().float())
-
-    def preview(self, batch: Input) -> Tensor:
-        """Logits without an update; methods that answer with a teacher ask that."""
-        return self.logits(batch)
-
-    def source_logits(self, batch: Input) -> Tensor:
-        """What the source model says to a batch."""
-        with self._lock, self.autocast():
-            before = self._to_source()
-            try:
-                return self.logits(batch).detach().float()
-            finally:
-                before()
-
-    def _to_source(self) -> Any:
-        """Put source weights in place; returns what puts the present ones back."""
-        weights = self.weights
-        if weights is None:
-            return lambda: None
-        now = weights.export_state().clone()
-        weights.restore()
-        return lambda: weights.import_state(now)
 
     # The loop.
 

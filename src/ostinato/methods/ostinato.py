@@ -13,21 +13,20 @@ publishes the next version; calling the method does both.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ostinato.domains.router import SOURCE, Change, Router
+from ostinato.domains.router import Router
 from ostinato.domains.texture import Texture
+from ostinato.domains.verdict import FAR, SOURCE, Change
 from ostinato.errors import MissingResource
-from ostinato.experts.flat import FlatBranches
-from ostinato.experts.routed import Branch, Expert, Hooks, Pass
+from ostinato.experts.routed import Branch, Hooks, Pass
+from ostinato.methods._ostinato_learning import Learner
 from ostinato.methods._ostinato_parts import (
     PRESETS,
     Domain,
@@ -36,35 +35,16 @@ from ostinato.methods._ostinato_parts import (
     to_levels,
 )
 from ostinato.methods._ostinato_state import DomainBank
-from ostinato.methods.base import Input, Method, MethodInfo
+from ostinato.methods.base import Input, MethodInfo
 from ostinato.methods.contract import MethodConfig, Need
-from ostinato.ops.features import pool_tokens
-from ostinato.ops.losses import (
-    distribution_entropy,
-    entropy_threshold,
-    flatten_logits,
-    softmax_entropy,
-)
-from ostinato.ops.moments import BlockMap, block_map, map_rank, token_moments
-from ostinato.ops.statistics import alignment, check_fits
+from ostinato.ops.moments import map_rank
+from ostinato.ops.statistics import check_fits
 from ostinato.registry import METHODS
 from ostinato.types import Decision, StepOutput
 
-TOLERANCE = 0.01
-"""Entropy, in ln C, by which a map may be less sure than the source and still be trusted."""
-CHANCE = 0.25
-"""Standard errors of that difference that count against a map."""
-NOVELTY = 0.15
-"""How much of what a map adds to the variety of answers counts against it: with few classes in
-view, a map that moves them towards the source's many makes answers more varied, and wrong."""
-KEEP = 0.7
-"""Share of the variety of its maps' answers that a domain's learned answers must keep."""
-TRIALS = 150
-"""Images up to which every share is tried whenever maps are made."""
-
 
 @METHODS.register("ostinato")
-class Ostinato(Method):
+class Ostinato(Learner):
     """Per-image routing, experts from moments, learning on top.
 
     >>> import timm
@@ -180,7 +160,7 @@ class Ostinato(Method):
             domain=usual,
             is_new=usual in founded,
             distance=float(distance.mean()),
-            threshold=3.0,
+            threshold=FAR,
             evidence=len(owners),
             per_sample=tuple(owners),
         )
@@ -219,56 +199,6 @@ class Ostinato(Method):
         self._republish()
         return change
 
-    def _make_maps(self, domain: Domain, classes: Tensor | None) -> None:
-        """Make a domain's maps anew; the surest answers decide whether and how far they act.
-
-        Judged without what was learned, since learning makes answers sure whether they are right
-        or not. The source wins unless something is surer, or as good as.
-        """
-        batch = Input(torch.stack(domain.recent).float() / 255, classes)
-        source = self._probabilities(batch, None)
-        early = domain.images < TRIALS or domain.share == 0
-        tried: list[tuple[float, float, tuple[BlockMap, ...], Tensor]] = []
-        tried.append((TOLERANCE, 0.0, (), source))
-        if domain.maps:
-            answers = self._probabilities(batch, Expert(domain.maps))
-            tried.append((doubt(answers, source), domain.share, domain.maps, answers))
-        for share in self.config.shares if early else (domain.share,):
-            made: list[BlockMap] = []
-            answers = self._probabilities(batch, Expert(), made, share)
-            tried.append((doubt(answers, source), share, tuple(made), answers))
-        _, domain.share, domain.maps, answers = min(tried, key=lambda one: one[0])
-        domain.variety = float(distribution_entropy(answers[-self.config.micro :].mean(0)))
-        if domain.branches is not None and domain.maps:
-            made = []  # moments belong to what feeds them: once more, with what was learned
-            learned = Expert((), domain.branches.branches())
-            self._probabilities(batch, learned, made, domain.share)
-            domain.maps = tuple(made)
-        domain.made()
-
-    def _probabilities(
-        self,
-        batch: Input,
-        expert: Expert | None,
-        made: list[BlockMap] | None = None,
-        share: float = 0.0,
-    ) -> Tensor:
-        """Answers as (items, C); where a list is given, maps are made on the way into it."""
-
-        def make(number: int, tokens: Tensor) -> BlockMap:
-            found = token_moments(tokens, self.hooks.prefix)
-            one = block_map(self.statistics.tokens[number], found, share)
-            assert made is not None
-            made.append(one)
-            return one
-
-        owners = [None if expert is None else 0] * len(batch)
-        shared = self.version.shared if expert is not None and expert.branches else ()
-        now = Pass(owners, [expert or Expert()], shared, None if made is None else make)
-        with torch.no_grad(), self.autocast(), self.hooks.open(now):
-            logits = self.logits(batch)
-        return flatten_logits(logits).float().softmax(1)
-
     # Learning.
 
     def _ready(self, owners: Sequence[int]) -> Domain | None:
@@ -277,9 +207,6 @@ class Ostinato(Method):
             return None
         domain = self.bank.domains.get(owners[0])
         return domain if domain is not None and self._may_learn(domain) else None
-
-    def _may_learn(self, domain: Domain) -> bool:
-        return self.config.learn and bool(domain.maps) and domain.images > 2 * self.config.micro
 
     def _answer_and_learn(
         self, batch: Input, described: Tensor, change: Change, domain: Domain
@@ -291,72 +218,6 @@ class Ostinato(Method):
         self._republish()
         output = self._output(logits, version, change.owners, distance, change)
         return replace(output, loss=loss, updated=updated)
-
-    def _learn_waiting(self, classes: Tensor | None) -> bool:
-        """Steps of every domain that has a micro-batch of images it has not learned from."""
-        moved = False
-        for domain in self.bank.domains.values():
-            count = min(self.config.micro, self.config.buffer)
-            if domain.waiting >= count and self._may_learn(domain):
-                pixels = torch.stack(domain.recent[-count:]).float() / 255
-                domain.waiting = 0
-                moved |= self._step(Input(pixels, classes), domain)[2]
-        if moved:
-            self._republish()
-        return moved
-
-    def _step(self, batch: Input, domain: Domain) -> tuple[Tensor, float | None, bool]:
-        """One update of the domain's branches and the shared ones; logits from before it."""
-        if domain.branches is None:
-            domain.branches = self._new_branches(self.bank.number(domain))
-        groups = [self.bank.shared, domain.branches]
-        leaves = [group.value.clone().requires_grad_() for group in groups]
-        shared, own = (g.branches(leaf) for g, leaf in zip(groups, leaves, strict=True))
-        pool = partial(pool_tokens, class_token=self.hooks.prefix > 0)
-        now = Pass([0] * len(batch), [Expert(domain.maps, own)], shared, keep=pool)
-        with torch.enable_grad(), self.autocast(), self.hooks.open(now):
-            logits = self.logits(batch)
-            if logits.ndim > 2:
-                return logits, None, False  # per pixel, entropy undoes what the maps gained
-            loss = self._loss(logits, now.features)
-        if not self._sound(logits, domain):
-            return logits, float(loss.detach()), False
-        grads = torch.autograd.grad(loss, leaves)
-        if not all(bool(grad.isfinite().all()) for grad in grads):
-            return logits, None, False
-        for group, grad in zip(groups, grads, strict=True):
-            pace = self.config.lr / (1 + group.updates / self.config.settle)
-            group.step(grad, lr=pace, weight_decay=self.config.weight_decay)
-        return logits, float(loss.detach()), True
-
-    def _loss(self, logits: Tensor, features: list[Tensor]) -> Tensor:
-        """Alignment of features with the source's, and entropy of confident predictions."""
-        entropy = softmax_entropy(logits)
-        threshold = entropy_threshold(self.config.kappa, logits.shape[1])
-        weight = (entropy.detach() < threshold) * torch.exp(threshold - entropy.detach())
-        sharp = (entropy * weight).sum() / len(entropy)
-        found = [(feature.float().mean(0), feature.float().std(0)) for feature in features]
-        return alignment(found, self.statistics) + self.config.entropy * sharp
-
-    def _sound(self, logits: Tensor, domain: Domain) -> bool:
-        """Whether learned answers are as varied as the maps' alone; if not, nothing learned stays.
-
-        Entropy is what learning lowers, so it cannot tell when that goes wrong. A model that says
-        the same of everything is sure of it, but its mean answer is not that of its maps.
-        """
-        variety = float(distribution_entropy(logits.detach().float().softmax(1).mean(0)))
-        if variety >= KEEP * domain.variety:
-            self.bank.good = self.bank.shared.export_state().clone()
-            return True
-        domain.branches = None
-        if self.bank.good is not None:
-            self.bank.shared.import_state(self.bank.good)
-        self.events.append(f"rolled back domain {self.bank.number(domain)}")
-        return False
-
-    def _new_branches(self, label: object) -> FlatBranches:
-        rank = self.config.shared_rank if label == "shared" else self.config.domain_rank
-        return FlatBranches(self.hooks.widths, rank, self.config.seed, label, self.model.device)
 
     # Publishing.
 
@@ -445,27 +306,6 @@ class Ostinato(Method):
     def scaled(cls, config: Any, factor: float) -> dict[str, Any]:
         """Nothing to scale where nothing is learned."""
         return super().scaled(config, factor) if config.learn else {}
-
-
-def doubt(answers: Tensor, source: Tensor) -> float:
-    """How much less sure answers are than the source's, in ln C; below `TOLERANCE` is trusted.
-
-    The mean difference of entropies, what chance leaves open, and a part of what was added to the
-    entropy of the mean answer.
-
-    Args:
-        answers: (items, C) probabilities.
-        source: the source's, of the same items.
-
-    >>> sure, unsure = torch.tensor([[0.99, 0.01]] * 4), torch.tensor([[0.6, 0.4]] * 4)
-    >>> doubt(sure, unsure) < 0 < doubt(unsure, sure)
-    True
-    """
-    more = torch.special.entr(answers).sum(1) - torch.special.entr(source).sum(1)
-    chance = more.std() / math.sqrt(max(len(more) - 1, 1))
-    added = distribution_entropy(answers.mean(0)) - distribution_entropy(source.mean(0))
-    total = more.mean() + CHANCE * chance + NOVELTY * added.clamp_min(0)
-    return float(total) / math.log(answers.shape[1])
 
 
 def _parts(batch: Input, size: int) -> list[Input]:

@@ -19,7 +19,6 @@ from ostinato.ops.expect import Expected
 from ostinato.ops.reservoir import Slots, Styles, assignments, prediction_information
 from ostinato.ops.snapshot import State
 from ostinato.ops.style import distance_quantile, image_moments, style_of
-from ostinato.ops.trainable import disclaim
 from ostinato.registry import METHODS
 from ostinato.types import Decision
 
@@ -99,7 +98,6 @@ class Reservoir(Method):
         given = self.resources.prepared
         prepared = given.part("inner") if given is not None and "inner" in given.values else None
         resources = Resources(self.resources.statistics, prepared)
-        disclaim(self.model.base, self)  # the inner method's claim stands for both
         self.inner: Method = kind(self.model, inner, resources, self.targets)
         self.weights = self.inner.weights
         self.slots = self.track("slots", Slots(self.inner))

@@ -1,0 +1,111 @@
+"""What is known of domains at one moment, and what is decided of a batch by it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+SOURCE = 0
+FAR = 5.0
+"""Times a domain's usual squared distance beyond which an image belongs to none."""
+DEGREES = 48.0
+"""Independent numbers a descriptor counts as; its 369 depend on one another."""
+LOCAL = 16.0
+"""Images that the picture of the present traffic reaches back."""
+DRIFT = 0.02
+"""Share of the prior that the present traffic does not decide."""
+
+
+@dataclass(frozen=True)
+class View:
+    """What deciding needs, frozen: a published version holds one.
+
+    Attributes:
+        ids: domains, the source first.
+        whiten: (d, d) matrix.
+        unit: squared whitened distance per dimension that is usual within a domain.
+        means: (K, d) whitened means.
+        spreads: (K,) each domain's usual squared distance, 1 on average.
+        counts: (K,) images behind each.
+        mix: (K,) what the latest traffic was made of.
+    """
+
+    ids: tuple[int, ...]
+    whiten: Tensor
+    unit: float
+    means: Tensor
+    spreads: Tensor
+    counts: Tensor
+    mix: Tensor
+
+    def distances(self, standard: Tensor) -> Tensor:
+        """(B, K): squared distance to every domain, 1 for a usual image of it."""
+        placed = standard @ self.whiten
+        squared = torch.cdist(placed, self.means).square()
+        apart = squared / (placed.shape[1] * self.unit)
+        return apart / (self.spreads * (1 + 1 / self.counts))
+
+    def decide(self, standard: Tensor) -> Verdict:
+        """Each image's domain, its posterior and its distance; changes nothing."""
+        apart = self.distances(standard)
+        fit = -0.5 * DEGREES * (self.spreads.log() + 2 * torch.log1p(apart / 2))
+        mix = self.mix
+        for _ in range(2):  # the batch tells what is coming, which tells more of the batch
+            posterior = (fit + self._prior(mix).log()).softmax(1)
+            mix = blended(self.mix, posterior)
+        best = posterior.argmax(1)
+        distance = apart.gather(1, best[:, None])[:, 0]
+        ids = torch.tensor(self.ids)[best]
+        return Verdict(ids, distance, posterior, distance > FAR)
+
+    def _prior(self, mix: Tensor) -> Tensor:
+        often = self.counts.clone()
+        often[0] = max(float(often[0]), 1.0)
+        return (1 - DRIFT) * mix + DRIFT * often / often.sum()
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What was decided of a batch.
+
+    Attributes:
+        ids: (B,) domain of each image; 0 is the source.
+        distance: (B,) squared distance to it, 1 is usual.
+        posterior: (B, K) over the view's domains.
+        far: (B,) images that no known domain explains; the source answers them.
+    """
+
+    ids: Tensor
+    distance: Tensor
+    posterior: Tensor
+    far: Tensor
+
+    def owners(self) -> list[int]:
+        """The domain whose expert answers each image."""
+        return torch.where(self.far, torch.full_like(self.ids, SOURCE), self.ids).tolist()
+
+
+@dataclass(frozen=True)
+class Change:
+    """What an observation did to the domains.
+
+    Attributes:
+        owners: (B,) where the observed images belong now.
+        known: (B,) False for images seen before, which count once.
+        founded: new domains, each with the one that it was split off.
+        merged: (gone, into) pairs.
+    """
+
+    owners: list[int]
+    known: list[bool]
+    founded: Mapping[int, int] = field(default_factory=dict)
+    merged: tuple[tuple[int, int], ...] = ()
+
+
+def blended(mix: Tensor, posterior: Tensor) -> Tensor:
+    """The picture of the traffic after a batch: each image fades the past by 1 / `LOCAL`."""
+    kept = (1 - 1 / LOCAL) ** len(posterior)
+    return kept * mix + (1 - kept) * posterior.mean(0)

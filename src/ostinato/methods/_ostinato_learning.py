@@ -1,0 +1,101 @@
+"""Learning on top of maps: low-rank branches, alignment and confident entropy, a falling rate."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from ostinato.experts.flat import FlatBranches
+from ostinato.experts.routed import Expert, Pass
+from ostinato.methods._ostinato_maps import MapMaker
+from ostinato.methods._ostinato_parts import Domain
+from ostinato.methods._ostinato_state import DomainBank
+from ostinato.methods.base import Input
+from ostinato.ops.features import pool_tokens
+from ostinato.ops.losses import distribution_entropy, entropy_threshold, softmax_entropy
+from ostinato.ops.statistics import alignment
+
+KEEP = 0.7
+"""Share of the variety of its maps' answers that a domain's learned answers must keep."""
+
+
+class Learner(MapMaker):
+    """The part of the method that learns from a domain's micro-batches."""
+
+    bank: DomainBank
+
+    @abstractmethod
+    def _republish(self) -> None:
+        """Make what is known now the version that answers."""
+
+    def _may_learn(self, domain: Domain) -> bool:
+        return self.config.learn and bool(domain.maps) and domain.images > 2 * self.config.micro
+
+    def _learn_waiting(self, classes: Tensor | None) -> bool:
+        """Steps of every domain that has a micro-batch of images it has not learned from."""
+        moved = False
+        for domain in self.bank.domains.values():
+            count = min(self.config.micro, self.config.buffer)
+            if domain.waiting >= count and self._may_learn(domain):
+                pixels = torch.stack(domain.recent[-count:]).float() / 255
+                domain.waiting = 0
+                moved |= self._step(Input(pixels, classes), domain)[2]
+        if moved:
+            self._republish()
+        return moved
+
+    def _step(self, batch: Input, domain: Domain) -> tuple[Tensor, float | None, bool]:
+        """One update of the domain's branches and the shared ones; logits from before it."""
+        if domain.branches is None:
+            domain.branches = self._new_branches(self.bank.number(domain))
+        groups = [self.bank.shared, domain.branches]
+        leaves = [group.value.clone().requires_grad_() for group in groups]
+        shared, own = (g.branches(leaf) for g, leaf in zip(groups, leaves, strict=True))
+        pool = partial(pool_tokens, class_token=self.hooks.prefix > 0)
+        now = Pass([0] * len(batch), [Expert(domain.maps, own)], shared, keep=pool)
+        with torch.enable_grad(), self.autocast(), self.hooks.open(now):
+            logits = self.logits(batch)
+            if logits.ndim > 2:
+                return logits, None, False  # per pixel, entropy undoes what the maps gained
+            loss = self._loss(logits, now.features)
+        if not self._sound(logits, domain):
+            return logits, float(loss.detach()), False
+        grads = torch.autograd.grad(loss, leaves)
+        if not all(bool(grad.isfinite().all()) for grad in grads):
+            return logits, None, False
+        for group, grad in zip(groups, grads, strict=True):
+            pace = self.config.lr / (1 + group.updates / self.config.settle)
+            group.step(grad, lr=pace, weight_decay=self.config.weight_decay)
+        return logits, float(loss.detach()), True
+
+    def _loss(self, logits: Tensor, features: list[Tensor]) -> Tensor:
+        """Alignment of features with the source's, and entropy of confident predictions."""
+        entropy = softmax_entropy(logits)
+        threshold = entropy_threshold(self.config.kappa, logits.shape[1])
+        weight = (entropy.detach() < threshold) * torch.exp(threshold - entropy.detach())
+        sharp = (entropy * weight).sum() / len(entropy)
+        found = [(feature.float().mean(0), feature.float().std(0)) for feature in features]
+        return alignment(found, self.statistics) + self.config.entropy * sharp
+
+    def _sound(self, logits: Tensor, domain: Domain) -> bool:
+        """Whether learned answers are as varied as the maps' alone; if not, nothing learned stays.
+
+        Entropy is what learning lowers, so it cannot tell when that goes wrong. A model that says
+        the same of everything is sure of it, but its mean answer is not that of its maps.
+        """
+        variety = float(distribution_entropy(logits.detach().float().softmax(1).mean(0)))
+        if variety >= KEEP * domain.variety:
+            self.bank.good = self.bank.shared.export_state().clone()
+            return True
+        domain.branches = None
+        if self.bank.good is not None:
+            self.bank.shared.import_state(self.bank.good)
+        self.events.append(f"rolled back domain {self.bank.number(domain)}")
+        return False
+
+    def _new_branches(self, label: object) -> FlatBranches:
+        rank = self.config.shared_rank if label == "shared" else self.config.domain_rank
+        return FlatBranches(self.hooks.widths, rank, self.config.seed, label, self.model.device)

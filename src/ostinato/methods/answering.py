@@ -1,0 +1,117 @@
+"""What users call on every method: predict, learn, frozen, and a plain call."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ostinato.methods.contract import Input
+from ostinato.models import VisionModel
+from ostinato.ops.precision import products
+from ostinato.ops.trainable import Weights
+from ostinato.types import StepOutput
+
+
+class Answering:
+    """Mixed into `Method`: answers without learning, and the switch between the two."""
+
+    config: Any
+    model: VisionModel
+    weights: Weights | None
+    last: StepOutput | None
+    _lock: threading.RLock
+    _frozen: bool
+
+    if TYPE_CHECKING:  # what `Method` and `Persistent` bring
+
+        def step(  # noqa: D102
+            self, images: Tensor, *, classes: Tensor | None = None, oracle: str | None = None
+        ) -> StepOutput: ...
+        def inspect(self, batch: Input) -> None: ...  # noqa: D102
+        def logits(self, batch: Input, pixels: Tensor | None = None) -> Tensor: ...  # noqa: D102
+        def autocast(self) -> AbstractContextManager[Any]: ...  # noqa: D102
+        def _receive(self, images: Tensor, classes: Tensor | None, oracle: str | None) -> Input: ...
+        def _refuse_detached(self) -> None: ...
+
+    def forward(self, images: Tensor, classes: Tensor | None = None) -> Tensor:
+        """Predict a batch and adapt to it. Works under `no_grad` and `inference_mode` too."""
+        if self._frozen:
+            return self.predict(images, classes=classes)
+        return self.step(images, classes=classes).logits
+
+    def predict(
+        self, images: Tensor, *, classes: Tensor | None = None, source: bool = False
+    ) -> Tensor:
+        """Answer a batch without learning from it now.
+
+        Methods that learn apart from answering queue what they saw for `learn`; the others only
+        answer, with what they are at present.
+
+        Args:
+            images: as for a call.
+            classes: as for a call.
+            source: also ask the source model; its answer is in `last.source_logits`.
+        """
+        self._refuse_detached()
+        started = time.perf_counter()
+        with torch.inference_mode(False), torch.no_grad(), products(self.config.precision):
+            batch = self._receive(images, classes, None)
+            self.inspect(batch)
+            output = self.respond(batch)
+            if source:
+                output.source_logits = self.source_logits(batch)
+        output.seconds = time.perf_counter() - started
+        self.last = output
+        return output.logits
+
+    def learn(self) -> bool:
+        """Take in what `predict` queued; whether anything moved."""
+        self._refuse_detached()
+        return False
+
+    @contextmanager
+    def frozen(self) -> Iterator[None]:
+        """Inside, calls answer and nothing is learned or queued."""
+        before, self._frozen = self._frozen, True
+        try:
+            yield
+        finally:
+            self._frozen = before
+
+    def respond(self, batch: Input) -> StepOutput:
+        """The answer of `predict`: a forward of the model as it is now."""
+        with self._lock:
+            try:
+                with self.autocast():
+                    logits = self.preview(batch)
+            finally:
+                self.model.release()
+        return StepOutput(logits.detach().float())
+
+    def preview(self, batch: Input) -> Tensor:
+        """Logits without an update; methods that answer with a teacher ask that."""
+        return self.logits(batch)
+
+    def source_logits(self, batch: Input) -> Tensor:
+        """What the source model says to a batch."""
+        with self._lock, self.autocast():
+            before = self._to_source()
+            try:
+                return self.logits(batch).detach().float()
+            finally:
+                before()
+
+    def _to_source(self) -> Any:
+        """Put source weights in place; returns what puts the present ones back."""
+        weights = self.weights
+        if weights is None:
+            return lambda: None
+        now = weights.export_state().clone()
+        weights.restore()
+        return lambda: weights.import_state(now)
