@@ -208,6 +208,8 @@ def test_every_per_pixel_method_takes_windows_and_views(name: str) -> None:
     if "prepared file" in METHODS[name].info.needs:
         labels = torch.zeros(4, 48, 64, dtype=torch.long)
         prepared = ostinato.prepare(model, name, images(4), labels, **own)
+    if "source statistics" in METHODS[name].info.needs:
+        own["statistics"] = ostinato.collect_statistics(model, images(4))
     method = ostinato.adapt(model, name, prepared=prepared, **own)
     out = method.step(images(1))
     assert out.logits.shape == (1, CLASSES, 48, 64)

@@ -105,7 +105,7 @@ def test_sizes_stay_within_their_limits():
     sizes = {path.name: path.stat().st_size for path in ASSETS.iterdir() if path.is_file()}
     assert sizes[embedded.WEIGHTS] <= 6 * MIB
     assert sizes[embedded.SHEETS["test"]] <= 5 * MIB
-    assert sizes[embedded.STATISTICS] <= 64 * 1024
+    assert sizes[embedded.STATISTICS] <= MIB
     assert max(sizes.values()) < 6 * MIB
     assert sum(sizes.values()) < 12 * MIB
 
@@ -133,7 +133,7 @@ def test_statistics_are_those_of_clean_images(model):
         model(embedded.normalized(embedded.embedded_images("tune")[0][:500]))
     for hook in hooks:
         hook.remove()
-    assert len(saved) == 2 * len(seen)
+    assert sum(name.startswith(("mean.", "std.")) for name in saved) == 2 * len(seen)
     for block, tokens in enumerate(seen):
         mean, std = saved[f"mean.{block}"], saved[f"std.{block}"]
         # Two means of 500 images each differ by about std·sqrt(2/500) = 0.06 std.

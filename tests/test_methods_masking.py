@@ -214,6 +214,7 @@ def test_rem_moves_harder_views_towards_easier_ones_only() -> None:
 
 def test_rem_masks_in_order_and_spares_the_last_blocks() -> None:
     method = adapt(small_model(), "rem", skip=1)
+    method.predict(small_batches(1)[0])  # a first size is tried out beforehand
     counts: list[int] = []
     with leaving(method.model.base, lambda t: counts.append(t.shape[1]) or t):
         method(small_batches(1)[0])

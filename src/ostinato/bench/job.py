@@ -37,7 +37,7 @@ from ostinato.methods.base import Method
 from ostinato.methods.contract import MethodConfig, resolve_config
 from ostinato.ops.snapshot import State, load_state, save_state
 from ostinato.ops.statistics import SourceStatistics
-from ostinato.own import choose_method
+from ostinato.own import OURS, choose_method
 from ostinato.registry import METHODS, STREAMS
 
 PREPARED = "prepared.safetensors"
@@ -282,6 +282,8 @@ def _preset(spec: Spec) -> str | None:
 
 def _other_preset(kind: type[Method], need: str) -> str:
     free = [name for name in kind.presets if need not in kind.needs(resolve_config(kind, name, {}))]
+    if kind.name in OURS:
+        free.append("source-free")
     return f", or choose preset = {free[-1]}" if free else ""
 
 

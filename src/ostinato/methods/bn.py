@@ -44,6 +44,7 @@ class Bn(Method):
 
     def configure(self) -> None:
         """A hook on every batch norm; refuses a model without any."""
+        self.images = 1
         found = [m for m in self.model.modules() if isinstance(m, _BatchNorm)]
         norms = [m for m in found if m.running_mean is not None]
         if not norms:
