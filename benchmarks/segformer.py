@@ -114,7 +114,7 @@ def adapted(name: Name, model: nn.Module, images: Tensor, precision: Precision) 
         preset=name,
         statistics=source,
         precision=precision,
-        discriminator={"evidence": 1, "correction": name == "robust"},
+        **({} if name == "robust" else {"discriminator": {"evidence": 1, "correction": False}}),
     )
 
 
@@ -180,7 +180,9 @@ def measure(
             for image in images[:2]:  # the second step has the optimizer's state beside it
                 method.step(image[None])
         seconds, updates = timed(method, images, steps)
+        hooks = getattr(method, "hooks", None)
         layers = len(method.pool.layers) if hasattr(method, "pool") else 0
+        layers = layers if hooks is None else hooks.blocks
         costs.append(Cost(name, memory[0], seconds, seconds / base, updates, layers))
         del method
     return costs
@@ -208,7 +210,7 @@ def main(
         height: of the images.
         width: of the images.
         precision: bf16 runs under autocast.
-        method: presets of dual_expert, or other methods.
+        method: this project's presets, or other methods.
         steps: timed steps of each.
         device: cpu, cuda, or auto for what there is.
     """

@@ -70,11 +70,11 @@ def test_the_stand_in_shows_the_same_pictures_in_every_weather_and_round():
 
 
 def test_class_scores_sum_all_domains_of_a_round(tmp_path):
-    row = {"run": "a", "images": 1, "correct": 3, "counted": 4, "classes": 2}
+    row = {"run": "a", "images": 1, "counted": 4, "classes": 2}
     records = [
-        Record(index=0, domain="fog", confusion=((2, 1, 0, 1),), **row),
-        Record(index=1, domain="rain", confusion=((4, 0, 0, 0),), **row),
-        Record(index=2, domain="fog", round=1, confusion=((4, 0, 0, 0),), **row),
+        Record(index=0, domain="fog", correct=3, confusion=((2, 1, 0, 1),), **row),
+        Record(index=1, domain="rain", correct=4, confusion=((4, 0, 0, 0),), **row),
+        Record(index=2, domain="fog", round=1, correct=4, confusion=((4, 0, 0, 0),), **row),
     ]
     found = class_scores(records)
     assert found == pytest.approx({(0, 0): 100 * 6 / 7, (0, 1): 50.0, (1, 0): 100.0})
@@ -90,9 +90,14 @@ def test_class_scores_sum_all_domains_of_a_round(tmp_path):
 
 
 def test_a_summary_and_a_table_name_each_class():
-    row = {"run": "a", "images": 1, "correct": 3, "counted": 4, "classes": 3, "index": 0}
+    row = {"run": "a", "images": 1, "classes": 3, "index": 0}
+
+    def record(counts: tuple[int, ...]) -> Record:
+        right = counts[0] + counts[4] + counts[8]
+        return Record(domain="fog", confusion=(counts,), correct=right, counted=sum(counts), **row)
+
     runs = [
-        summarise([Record(domain="fog", confusion=(counts,), **row)], names=("sky", "road", "car"))
+        summarise([record(counts)], names=("sky", "road", "car"))
         for counts in ((2, 1, 0, 0, 1, 0, 0, 0, 0), (3, 0, 0, 0, 1, 0, 0, 0, 0))
     ]
     assert [c.name for c in runs[0].classes] == ["sky", "road", "car"]
@@ -106,9 +111,9 @@ def test_a_summary_and_a_table_name_each_class():
     assert "| Method | sky | road | car |" in to_markdown(result)
     assert "| Source | 83.3 ± 23.6 | 75.0 ± 35.4 |  |" in to_markdown(result)
     assert TableResult.parse(json.loads(to_json(result))) == result
-    unnamed = summarise([Record(domain="fog", confusion=((2, 0, 0, 0) * 2 + (1,),), **row)])
+    unnamed = summarise([record((2, 0, 0, 0) * 2 + (1,))])
     assert [c.name for c in unnamed.classes] == ["class 0", "class 1", "class 2"]
-    images = {**row, "classes": 0, "hits": "1"}
+    images = {**row, "classes": 0, "hits": "1", "correct": 1, "counted": 1}
     assert class_block({"Source": [summarise([Record(domain="fog", **images)])]}) is None
 
 

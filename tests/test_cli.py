@@ -119,7 +119,8 @@ def test_every_registered_thing_has_a_line(
 def test_needs_follow_the_preset(capsys: pytest.CaptureFixture[str]) -> None:
     run("list", "methods")
     lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
-    assert "robust: source statistics" in lines["dual_expert"]
+    assert lines["ostinato"].endswith("source statistics")
+    assert lines["dual_expert"].endswith("none")
     assert lines["vida"].endswith("prepared file")
     assert lines["tent"].endswith("none")
 
@@ -209,7 +210,7 @@ def test_what_cannot_be_prepared_is_said_first(
     out = str(tmp_path / "x")
     for words, text in (
         (["tent", *PREPARE, "--out", out], "tent needs no preparation"),
-        (["dual_expert", *PREPARE, "--out", out], "ostinato prepare statistics"),
+        (["ostinato", *PREPARE, "--out", out], "ostinato prepare statistics"),
         (["etaa", *PREPARE, "--out", out], "Did you mean 'eata'?"),
         (["eata", *PREPARE, "--out", "/nowhere/x"], "/nowhere does not exist"),
         (["eata", *PREPARE, "--out", out, "--images", "9999"], "so take 1 to "),
@@ -221,11 +222,11 @@ def test_what_cannot_be_prepared_is_said_first(
     assert not list(tmp_path.iterdir())
 
 
-def test_labels_that_do_not_fit_are_left_out(photos: Path) -> None:
+def test_labels_follow_the_names_that_a_model_has(photos: Path) -> None:
     dataset = open_source(str(photos))
     taken = load_source(dataset, embedded_model())
-    assert taken.labels is None
-    assert "2 classes" in taken.note
+    assert taken.labels is not None
+    assert set(taken.labels.tolist()) == {3, 5}  # the folders have names that the model knows
     assert len(taken.images) == 6
     two = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3072, 2))
     fitting = load_source(dataset, two, normalize="none")
@@ -269,8 +270,8 @@ def test_sources_by_name(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_speed_compares_steps_with_the_forward(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--model", "embedded", "--batch-size", "2", "--steps", "2", "--device", "cpu"]
     assert run("speed", *words) == 0
-    lines = [line.split() for line in capsys.readouterr().out.splitlines()[-3:]]
-    assert [line[0] for line in lines] == ["forward", "tent", "dual_expert"]
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()[-4:]]
+    assert [line[0] for line in lines] == ["forward", "tent", "ostinato", "predict"]
     images, milliseconds, ratio = (float(text) for text in lines[0][1:4])
     assert [line[4] for line in lines[:2]] == ["0%", "100%"]
     memory = float(lines[0][5])

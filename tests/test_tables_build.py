@@ -26,6 +26,7 @@ from ostinato.registry import METHODS, TABLES
 NAMES = (
     *("imagenet-c", "cifar100-c", "imagenet-plus", "imagenet-plus-plus", "acdc", "parameters"),
     *("camvid", "ablation-experts", "ablation-fdd", "ablation-descriptor"),
+    *("traffic", "ablation-objective"),
 )
 QUIET = Console(quiet=True)
 TINY = {"batch_size": 8, "data": {"limit": 8}}
@@ -156,7 +157,7 @@ def test_rows_that_cannot_run_are_left_out_of_the_usual_list_and_refused_by_name
 def test_all_means_every_registered_method_once() -> None:
     rows = assemble._candidates(TABLES["imagenet-c"], Request(methods=("all",)))
     assert {row.method for row in rows} >= set(METHODS.names())
-    assert [r.method for r in rows[-2:]] == ["dual_expert", "dual_expert"]
+    assert [r.method for r in rows[-3:]] == ["dual_expert", "ostinato", "ostinato"]
     assert len(rows) == len({(row.method, row.preset) for row in rows})
     assert METHODS_FULL[0] == "source"
 

@@ -22,7 +22,7 @@ from ostinato.bench.table import Measure, Part, Scale, Table, Variant
 from ostinato.bench.tables import METHODS_FULL
 from ostinato.errors import ConfigError, OstinatoError, UnknownName
 from ostinato.methods.contract import resolve_config
-from ostinato.own import OURS
+from ostinato.own import OURS, choose_method
 from ostinato.registry import METHODS, TABLES
 
 PAPER = "paper"
@@ -151,6 +151,8 @@ def at_factor(variant: Variant, factor: float) -> Variant:
 
 def _variant(table: Table, label: str) -> Variant:
     name, preset = split_label(label)
+    if name in OURS and preset is not None:
+        name, preset = choose_method(name, preset, statistics=True)
     if name not in METHODS:
         return Variant(label, name, preset)
     kind = METHODS[name]

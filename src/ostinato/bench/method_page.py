@@ -106,6 +106,7 @@ def method_cost(name: str) -> Cost:
     with torch.no_grad():
         once = _operations(model, images[:count].float() / 255)
     method = _adapted(name, model, images[count:], labels[count : 2 * count])
+    method.model.check(images[:1])  # a first size is tried out, which is no step's cost
     counts = [_operations(method, images[:count]) / once for _ in range(3)]
     return Cost(100 * method.trained() / source, counts[0], (counts[1] + counts[2]) / 2)
 

@@ -74,7 +74,7 @@ def measure_speed(
     >>> from ostinato.checks import small_model
     >>> found = measure_speed(small_model, batch_size=2, size=(3, 32, 32), steps=1)
     >>> [speed.name for speed in found], found[0].ratio
-    (['forward', 'tent', 'ostinato', 'ostinato predict'], 1.0)
+    (['forward', 'tent', 'ostinato', 'predict'], 1.0)
     """
     if min(batch_size, steps) < 1:
         raise ConfigError("batch_size and steps are at least 1.")
@@ -83,7 +83,7 @@ def measure_speed(
     images = torch.rand(max(batch_size, 2), *size, generator=draw).to(device)
     ways: dict[str, Step] = {}
     kept: dict[str, int] = {}
-    makers = {"forward": _forward, "tent": _tent, "ostinato": _both, "ostinato predict": _predict}
+    makers = {"forward": _forward, "tent": _tent, "ostinato": _both, "predict": _predict}
     for name, make in makers.items():
         with _Kept(device) as memory:
             ways[name] = make(make_model(), images, precision, normalize)

@@ -15,10 +15,10 @@ from rich.table import Table
 from ostinato.demo.folder import Job
 from ostinato.demo.plan import DOMAINS
 
-BAR = 16
+BAR = 12
 # Widths that stay as they are while names come and go.
 COLUMNS = {
-    "method": 15,
+    "method": 21,
     "seed": 4,
     "": BAR,
     "error": 7,

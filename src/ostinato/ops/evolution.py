@@ -61,7 +61,7 @@ class Evolution:
         self.follow = (4 + m / n) / (n + 4 + 2 * m / n)
         self.step = (m + 2) / (n + m + 5)
         self.damping = 1 + 2 * max(0.0, math.sqrt((m - 1) / (n + 1)) - 1) + self.step
-        self.expected = math.sqrt(n) * (1 - 1 / (4 * n) + 1 / (21 * n**2))
+        self.usual_length = math.sqrt(n) * (1 - 1 / (4 * n) + 1 / (21 * n**2))
         against = float(bad.sum() ** 2 / bad.square().sum())
         most = min(
             1 + self.rank_one / self.rank_many,
@@ -109,10 +109,12 @@ class Evolution:
         self.path = keep * self.path + size * self._whitened(move[None])[0]
         length = float(self.path.norm())
         settled = math.sqrt(1 - keep ** (2 * self.generation))
-        self.steady = length / settled < (1.4 + 2 / (self.size + 1)) * self.expected
+        self.steady = length / settled < (1.4 + 2 / (self.size + 1)) * self.usual_length
         size = math.sqrt(self.follow * (2 - self.follow) * self.effective)
         self.long_path = (1 - self.follow) * self.long_path + self.steady * size * move
-        self.sigma *= math.exp(min(1.0, self.step / self.damping * (length / self.expected - 1)))
+        self.sigma *= math.exp(
+            min(1.0, self.step / self.damping * (length / self.usual_length - 1))
+        )
 
     def _reshape(self, moves: Tensor, weights: Tensor) -> None:
         lengths = self._whitened(moves).square().sum(1).clamp_min(1e-300)
