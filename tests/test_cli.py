@@ -229,7 +229,7 @@ def test_labels_follow_the_names_that_a_model_has(photos: Path) -> None:
     assert set(taken.labels.tolist()) == {3, 5}  # the folders have names that the model knows
     assert len(taken.images) == 6
     two = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3072, 2))
-    fitting = load_source(dataset, two, normalize="none")
+    fitting = load_source(open_source(str(photos)), two, normalize="none")
     assert fitting.labels is not None
     bright = fitting.images.float().mean((1, 2, 3)) > 100
     assert torch.equal(fitting.labels.bool(), bright)

@@ -51,7 +51,8 @@ def test_every_row_of_every_table_has_a_valid_spec(name: str, scale: Any) -> Non
             check_spec(spec)
             once = name in ("acdc", "camvid") and scale == "small"
             assert spec.seeds == ((2025,) if once else (2025, 2026, 2027))
-            assert spec.batch_size == (1 if name in ("acdc", "camvid") else 50)
+            if name != "traffic":  # whose batches are what it varies
+                assert spec.batch_size == (1 if name in ("acdc", "camvid") else 50)
 
 
 def test_the_paper_s_own_setting_is_the_literature_s() -> None:
