@@ -68,7 +68,7 @@ def test_robust_gets_better_every_round_and_beats_the_source(real_data: Path) ->
         print(f"\n{name:18}", *(f"{value:5.1f}" for value in row), end="")
     source, rounds = float(np.mean(frozen)), [float(np.mean(row)) for row in cells]
     print(f"\nsource {source:.1f}, rounds {[round(r, 1) for r in rounds]}, ", end="")
-    print(f"{len(adapted.pool.domains)} domains of {len(NAMES)}")
+    print(f"{len(adapted.bank.domains)} domains of {len(NAMES)}")
     assert rounds[-1] < source - 5
     assert rounds[-1] < rounds[0]
     assert float(np.mean(rounds)) < source
