@@ -221,7 +221,7 @@ def speed_command(
     where = torch.cuda.get_device_name(place) if place.startswith("cuda") else place
     threads = f", {torch.get_num_threads()} threads" if place == "cpu" else ""
     print(f"{model}, {size[1]} px, batch {batch_size}, {precision}, {where}{threads}")
-    print(f"median of {steps} batches each, taken in turns; a batch is the same random images")
+    print(f"median of {steps} batches each, taken in turns; each batch is new images of one shift")
     rows = [("", "images/s", "ms a batch", "× forward", "updates", "peak MB")]
     for one in found:
         time = (f"{one.images:.1f}", f"{one.milliseconds:.1f}", f"{one.ratio:.2f}")
