@@ -6,11 +6,10 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from ostinato.errors import MissingResource, StateError
-from ostinato.methods._reservoir_inner import inner_method
+from ostinato.methods._reservoir_inner import ReservoirConfig, inner_method
 from ostinato.methods.base import Input, Method, MethodConfig, MethodInfo, Objective, Resources
 from ostinato.methods.contract import Need
 from ostinato.methods.roid import Roid, correct_prior
@@ -21,23 +20,6 @@ from ostinato.ops.snapshot import State
 from ostinato.ops.style import distance_quantile, image_moments, style_of
 from ostinato.registry import METHODS
 from ostinato.types import Decision
-
-
-class ReservoirConfig(MethodConfig):
-    """Settings of ReservoirTTA."""
-
-    inner: str = Field(
-        "tent", description="tent, eta, eata, sar or roid as the release has them; or any other"
-    )
-    inner_preset: str | None = Field(None, description="a preset in place of the release's values")
-    inner_settings: dict[str, Any] = Field({}, description="the inner method's own settings")
-    slots: int = Field(16, ge=1, description="sets of parameters kept at most")
-    quantile: float = Field(0.999, gt=0, lt=1, description="of source distances: what is far")
-    threshold: float | None = Field(None, gt=0, description="a distance instead of the quantile")
-    temperature: float = Field(1.0, gt=0, description="of the soft assignment to styles")
-    memory: int = Field(1024, ge=1, description="past styles that centroids are fitted to")
-    centroid_lr: float = Field(1e-4, ge=0, description="learning rate of the centroids")
-    ensemble: bool = Field(True, description="predict with the sets' weighted mean")
 
 
 @METHODS.register("reservoir")
