@@ -43,14 +43,20 @@ class View:
 
     def distances(self, standard: Tensor) -> Tensor:
         """(B, K): squared distance to every domain, 1 for a usual image of it."""
-        placed = standard @ self.whiten
+        return self._apart(standard @ self.whiten)
+
+    def _apart(self, placed: Tensor) -> Tensor:
         squared = torch.cdist(placed, self.means).square()
         apart = squared / (placed.shape[1] * self.unit)
         return apart / (self.spreads * (1 + 1 / self.counts))
 
     def decide(self, standard: Tensor) -> Verdict:
         """Each image's domain, its posterior and its distance; changes nothing."""
-        apart = self.distances(standard)
+        return self.decide_placed(standard @ self.whiten)
+
+    def decide_placed(self, placed: Tensor) -> Verdict:
+        """The same of (B, d) descriptors that are whitened already."""
+        apart = self._apart(placed)
         fit = -0.5 * DEGREES * (self.spreads.log() + 2 * torch.log1p(apart / 2))
         mix = self.mix
         for _ in range(2):  # the batch tells what is coming, which tells more of the batch
