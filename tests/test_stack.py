@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from ostinato.bench._speed_ways import trusting
 from ostinato.checks import small_batches, small_model
 from ostinato.domains.router import Router
 from ostinato.domains.routes import Routes, packed
@@ -144,6 +145,7 @@ def test_routes_decide_as_the_view_does():
 # The whole method.
 
 
+@trusting()
 def test_an_expert_is_published_anew_only_when_it_changes():
     adapted = build(clean_statistics())
     for batch in shifted(6):
@@ -163,6 +165,7 @@ def test_an_expert_is_published_anew_only_when_it_changes():
     assert adapted.publisher.stack.growths == 0
 
 
+@trusting()
 def test_a_copy_answers_from_rows_of_its_own():
     adapted = build(clean_statistics())
     for batch in shifted(6):
