@@ -101,8 +101,9 @@ class Routes:
         return len(self.view.ids)
 
     def __call__(self, described: Tensor) -> Routed:
-        """Decide of (B, d) descriptors, which lie on the same device."""
-        standard = (described.detach().double() - self.mean) / self.scale
+        """Decide of (B, d) descriptors."""
+        given = described.detach().to(self.mean.device, torch.double)
+        standard = (given - self.mean) / self.scale
         verdict = self.view.decide(standard)
         known = self.facts[len(self.mean) * self.room : -1].view(5, self.room)[3:]
         owners, rows = known[:, verdict.ids].long()

@@ -188,6 +188,11 @@ class Hooks:
                 target.module.register_forward_hook(partial(self._after_feed, number))
             )
 
+    @property
+    def viewed(self) -> bool:
+        """Whether the model shows itself several views of an image."""
+        return bool(self._viewed)
+
     def remove(self) -> None:
         """Take every hook off."""
         for handle in self._handles:

@@ -11,6 +11,7 @@ from torch import Tensor
 from ostinato.domains.texture import Texture
 from ostinato.domains.verdict import FAR, Change
 from ostinato.experts.stack import Layout
+from ostinato.methods._ostinato_capture import Answered, Captures
 from ostinato.methods._ostinato_learning import Learner
 from ostinato.methods._ostinato_parts import Version
 from ostinato.methods._ostinato_published import Placed, Publisher
@@ -24,6 +25,7 @@ class Answers(Learner):
 
     describe: Texture
     publisher: Publisher
+    captures: Captures
 
     def _publisher(self) -> Publisher:
         blocks = [(block.mean.numel(), block.prefix.shape[0]) for block in self.statistics.tokens]
@@ -35,6 +37,52 @@ class Answers(Learner):
         kind = torch.bfloat16 if self.config.precision == "bf16" else own
         assert self.statistics.content is not None
         return Publisher(layout, self.statistics.content, self.model.device, kind)
+
+    def _captures(self) -> Captures:
+        def forward(pixels: Tensor, placed: Placed, index: Tensor) -> Tensor:
+            return self._forward(Input(pixels), placed, index)
+
+        return Captures(self.describe, forward)
+
+    def _captured(self, batch: Input) -> Answered | None:
+        """A captured answer on its way; None where the plain way is to be gone."""
+        if not self._may_capture() or self.hooks.viewed:
+            return None
+        return self.captures.answer(batch.pixels, self.publisher.placed(self.version))
+
+    def _may_capture(self) -> bool:
+        gpu = self.model.device.type == "cuda"
+        # Input that came normalised goes to the model as it came, in a tensor of its own.
+        return gpu and self.config.compile is not False and self.model.normalize != "input"
+
+    def _respond(self, batch: Input) -> tuple[StepOutput, Tensor]:
+        """An answer, and the batch's descriptors."""
+        answered = self._captured(batch)
+        if answered is None:
+            described = self.describe(batch.pixels)
+            return self._answer(batch, described), described
+        owners = answered.routed.owners.tolist()
+        return self._captured_output(batch, answered, owners, None), answered.described
+
+    def _captured_output(
+        self, batch: Input, answered: Answered, owners: Sequence[int], change: Change | None
+    ) -> StepOutput:
+        logits = answered.logits
+        if batch.classes is not None:
+            logits = logits.index_select(1, batch.classes)
+        distance = answered.routed.distance
+        return self._output(logits, self.version, owners, distance, change)
+
+    def _still_holds(self, answered: Answered, owners: Sequence[int]) -> bool:
+        """Whether an answer sent off before a batch was taken in is what it would be after it."""
+        before, now = answered.placed.version, self.version
+        same = all(
+            before.experts.get(domain) is now.experts.get(domain)
+            and before.shares.get(domain) == now.shares.get(domain)
+            for domain in set(owners)
+        )
+        shared = before.shared is now.shared or not (before.shared or now.shared)
+        return same and shared and answered.routed.owners.tolist() == list(owners)
 
     def _answer(self, batch: Input, described: Tensor, change: Change | None = None) -> StepOutput:
         """Answer a batch; what was decided comes to the host once the forward is on its way."""

@@ -100,9 +100,16 @@ class Ostinato(Answers):
             ),
         )
         self.bank = self.track("bank", DomainBank(self._new_branches, config, self._taken_over))
-        self.publisher = self._publisher()
+        self.publisher, self.captures = self._publisher(), self._captures()
         self.queue: list[tuple[Tensor, Tensor, Tensor | None]] = []
         self.version = Version(0, self.router.view())
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in super().__getstate__().items() if name != "captures"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.captures = self._captures()  # a copy makes its own
 
     # One batch.
 
@@ -114,19 +121,24 @@ class Ostinato(Answers):
         return _joined(parts)
 
     def _advance(self, batch: Input) -> StepOutput:
-        described = self.describe(batch.pixels)
         if not self.config.count_in:
-            output = self._answer(batch, described)
+            output, described = self._respond(batch)
             self._take_in(batch.pixels, described, batch.classes)
             updated = self._learn_waiting(batch.classes)
             return replace(output, updated=updated, events=tuple(self.events))
+        # Where no step is expected, the answer is sent off first and taken in is meanwhile.
+        answered = None if self._expects_a_step() else self._captured(batch)
+        described = self.describe(batch.pixels) if answered is None else answered.arrived()
         change = self._take_in(batch.pixels, described, batch.classes)
         ready = self._ready(change.owners)
-        if ready is None:
+        if ready is not None:
+            return self._answer_and_learn(batch, described, change, ready)
+        if answered is not None and self._still_holds(answered, change.owners):
+            output = self._captured_output(batch, answered, change.owners, change)
+        else:
             output = self._answer(batch, described, change)
-            updated = self._learn_waiting(batch.classes)
-            return replace(output, updated=updated, events=tuple(self.events))
-        return self._answer_and_learn(batch, described, change, ready)
+        updated = self._learn_waiting(batch.classes)
+        return replace(output, updated=updated, events=tuple(self.events))
 
     # Taking in.
 
@@ -163,6 +175,12 @@ class Ostinato(Answers):
         domain = self.bank.domains.get(owners[0])
         return domain if domain is not None and self._may_learn(domain) else None
 
+    def _expects_a_step(self) -> bool:
+        """Whether the domain that came last would learn from a batch of its own."""
+        last = None if self.last is None else self.last.domain
+        domain = None if last is None else self.bank.domains.get(last)
+        return domain is not None and self._may_learn(domain)
+
     def _answer_and_learn(
         self, batch: Input, described: Tensor, change: Change, domain: Domain
     ) -> StepOutput:
@@ -198,8 +216,7 @@ class Ostinato(Answers):
 
     def respond(self, batch: Input) -> StepOutput:
         """Answer from the published version, without waiting for whoever learns; queue."""
-        described = self.describe(batch.pixels)
-        output = self._answer(batch, described)
+        output, described = self._respond(batch)
         if not self._frozen:
             self.queue.append((to_levels(batch.pixels), described, batch.classes))
             del self.queue[: -self.config.buffer]
