@@ -34,6 +34,7 @@ def run_rows(
     *,
     out: Path,
     again: bool = False,
+    finished_alone: bool = False,
     memory: float = 1.0,
     jobs: int = 1,
     console: Console | None = None,
@@ -44,6 +45,7 @@ def run_rows(
         specs: what to run; all of them see the first one's stream, which is made once.
         out: where runs are kept.
         again: run even what is done.
+        finished_alone: run nothing, and leave out what is not done.
         memory: GiB of made batches to keep for the rows that follow.
         jobs: processes side by side.
         console: where progress goes.
@@ -53,6 +55,8 @@ def run_rows(
     console = console or Console(stderr=True)
     stream = open_stream(next(iter(specs.values())))
     found = {} if again else _done(specs, out, stream)
+    if finished_alone:
+        return found
     todo = {label: spec for label, spec in specs.items() if label not in found}
     if len(todo) > 1 and jobs > 1:
         out.mkdir(parents=True, exist_ok=True)
