@@ -18,7 +18,7 @@ from ostinato.bench.assemble import at_factor, build_table, choose, spec_of
 from ostinato.bench.job import check_spec, open_stream
 from ostinato.bench.request import Request
 from ostinato.bench.results import RunFolder
-from ostinato.bench.rows import run_rows
+from ostinato.bench.rows import Workers, run_rows
 from ostinato.bench.runner import finished, run
 from ostinato.bench.search import read_factors, search, write_factors
 from ostinato.bench.shared import share
@@ -89,7 +89,7 @@ def test_a_row_that_fails_comes_back_as_its_error(tmp_path: Path) -> None:
     assert isinstance(found["bad"], ConfigError)
     assert "does not take 32×32 images" in str(found["bad"])
     with pytest.raises(ConfigError, match="at least one process"):
-        run_rows({"good": good}, out=tmp_path, jobs=0, console=QUIET)
+        Workers(0)
 
 
 def test_rows_that_are_done_are_shown_without_making_a_batch(

@@ -13,7 +13,7 @@ from ostinato.bench.models import views_name, weights_name
 from ostinato.bench.printed import printed
 from ostinato.bench.render import ClassBlock, Heading, TableResult, TableRow
 from ostinato.bench.request import Request
-from ostinato.bench.rows import Outcome, run_rows
+from ostinato.bench.rows import Outcome, Workers, run_rows
 from ostinato.bench.seeds import seed_note
 from ostinato.bench.spec import Spec, merge, split_label
 from ostinato.bench.summary import Summary
@@ -128,9 +128,11 @@ def _variant(table: Table, label: str) -> Variant:
     if name not in METHODS:
         return Variant(label, name, preset)
     kind = METHODS[name]
+    title = str(kind.info.title)
     if preset is None and table.preset in kind.presets:
         preset = table.preset
-    title = str(kind.info.title)
+    elif preset != table.preset and preset is not None and name not in OURS:
+        title = f"{title}, {preset}"  # beside its row under the table's own preset
     if name in OURS:
         title = f"{title} {preset or ''}".strip()
     return Variant(title, name, preset, cosine=preset == PAPER)
@@ -186,13 +188,29 @@ def run_all(
 
     Where only what is finished is asked for, a row needs all seeds of one part at least.
     """
+    with Workers(request.jobs) as workers:
+        found, failed = _run_parts(table, variants, request, workers, console)
+    done = {label for label, _ in found}
+    for variant in variants:
+        if variant.label not in done:
+            failed.setdefault(variant.label, MissingResource("not finished"))
+    return found, failed
+
+
+def _run_parts(
+    table: Table,
+    variants: Sequence[Variant],
+    request: Request,
+    workers: Workers,
+    console: Console,
+) -> tuple[Found, dict[str, OstinatoError]]:
     found: Found = {}
     failed: dict[str, OstinatoError] = {}
     for part in table.parts:
         specs = {v.label: spec_of(table, part, v, request) for v in variants}
         kept = {label: spec for label, spec in specs.items() if label not in failed}
         for group in _by_stream(kept):
-            for label, outcomes in _run_group(group, request, console).items():
+            for label, outcomes in _run_group(group, request, workers, console).items():
                 error = next((o for o in outcomes if isinstance(o, OstinatoError)), None)
                 summaries = [o for o in outcomes if isinstance(o, Summary)]
                 if error is not None and _insists(table, request):
@@ -201,10 +219,6 @@ def run_all(
                     failed[label] = error
                 elif len(summaries) == len(specs[label].seeds):
                     found[label, part.name] = summaries
-    done = {label for label, _ in found}
-    for variant in variants:
-        if variant.label not in done:
-            failed.setdefault(variant.label, MissingResource("not finished"))
     return found, failed
 
 
@@ -218,7 +232,7 @@ def _by_stream(specs: Mapping[str, Spec]) -> list[dict[str, Spec]]:
 
 
 def _run_group(
-    specs: Mapping[str, Spec], request: Request, console: Console
+    specs: Mapping[str, Spec], request: Request, workers: Workers, console: Console
 ) -> dict[str, list[Outcome]]:
     """Rows of one stream, seed by seed; what became of each."""
     outcomes: dict[str, list[Outcome]] = {label: [] for label in specs}
@@ -234,7 +248,7 @@ def _run_group(
             again=request.again,
             finished_alone=request.finished,
             memory=request.memory,
-            jobs=request.jobs,
+            workers=workers,
             console=console,
         )
         for label, outcome in made.items():

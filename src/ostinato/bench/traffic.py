@@ -72,7 +72,17 @@ _RECURRING_20 = Table(
     ),
     small_notes=(STAND_IN_NOTE,),
     methods=(
-        *("source", "eata", "rdumb", "roid", "cola", "reservoir", "imse", "dpcore", "kff"),
+        *(
+            "source",
+            "eata",
+            "rdumb",
+            "roid",
+            "cola",
+            "reservoir",
+            "imse:recurring",
+            "dpcore",
+            "kff",
+        ),
         *("ostinato:forward-only", "ostinato:robust"),
     ),
 )
