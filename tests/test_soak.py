@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
+import os
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -23,6 +25,7 @@ from ostinato.soak.supervisor import _alone, done, kill_points, soak
 from ostinato.soak.tenths import Piece, faults, read_piece, tenths, verdicts
 from ostinato.soak.traffic import Traffic, make_pool
 from ostinato.soak.worker import Worker, build
+from ostinato.soak.worker import main as worker_main
 
 TINY = Plan(
     corruptions=("contrast",), severities=(5,), images=20, stretch=2, block=2, save=4,
@@ -157,9 +160,33 @@ def test_a_reload_that_answers_otherwise_is_a_fault(
     assert worker.reload()[0] == "batch 0: unwrap gave other weights back"
 
 
+class Forked:
+    """A process like the soak's own that need not import everything again."""
+
+    def __init__(self, folder: Path, end: int) -> None:
+        self.returncode: int | None = None
+        parent = os.getpid()
+        self.process = multiprocessing.get_context("fork").Process(
+            target=worker_main, args=(str(folder), str(end), str(parent))
+        )
+        self.process.start()
+
+    def poll(self) -> int | None:
+        self.returncode = self.process.exitcode
+        return self.returncode
+
+    def send_signal(self, sig: int) -> None:
+        os.kill(self.process.pid or 0, sig)
+
+    def wait(self) -> int:
+        self.process.join()
+        return self.process.exitcode or 0
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # pytest's own threads
 def test_a_soak_with_a_kill_writes_its_page(tmp_path: Path) -> None:
     plan = settle_plan(tmp_path, TINY)
-    soak(tmp_path, plan, batches=12, kills=1)
+    soak(tmp_path, plan, batches=12, kills=1, launch=Forked)
     assert done(tmp_path) == 12
     found = read_piece(tmp_path)
     assert (found.lives, found.differing, faults([found])) == (2, (), [])

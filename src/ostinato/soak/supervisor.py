@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Event
+from typing import Any, Protocol
 
 from ostinato.errors import OstinatoError, StateError
 from ostinato.soak import log
@@ -21,8 +22,29 @@ WAIT = 0.05
 """Seconds between looks at the log."""
 SHOWN = 20.0
 """Seconds between lines of progress."""
-DEAF = 1_000_000_000
+SAID = "errors.txt"
+"""The file that gets what the process says."""
+ENDLESS = 1_000_000_000
 """A number of batches that no soak reaches, where only time ends it."""
+
+
+class Child(Protocol):
+    """A process, as `subprocess` has them."""
+
+    returncode: int | Any
+
+    def poll(self) -> int | None:
+        """Its exit status, if it has ended."""
+
+    def send_signal(self, sig: int) -> None:
+        """Send it a signal."""
+
+    def wait(self) -> int:
+        """Wait until it has ended."""
+
+
+Launch = Callable[[Path, int], Child]
+"""Starts the process that goes on with a folder until a position."""
 
 
 def soak(
@@ -33,19 +55,22 @@ def soak(
     seconds: float | None = None,
     kills: int = 0,
     stop: Event | None = None,
+    launch: Launch | None = None,
 ) -> None:
     """Run until so many batches are done in all, so many seconds have passed or `stop` is set.
 
     `kills` are spread over the batches; where time alone ends the soak, one comes every 1,000.
+    `launch` starts the process, in place of a new interpreter.
     """
     stop = stop or Event()
-    end = batches if batches is not None else DEAF
+    end = batches if batches is not None else ENDLESS
     deadline = None if seconds is None else time.monotonic() + seconds
     with _alone(folder):
         targets = kill_points(plan, batches, kills)
         while done(folder) < end and not (_late(deadline) or stop.is_set()):
             coming = next((point for point in targets if point > done(folder)), None)
-            _life(folder, end, coming, lambda: _late(deadline) or stop.is_set())
+            child = (launch or start)(folder, end)
+            _life(folder, child, coming, lambda: _late(deadline) or stop.is_set())
 
 
 def kill_points(plan: Plan, batches: int | None, kills: int) -> list[int]:
@@ -64,13 +89,16 @@ def done(folder: Path) -> int:
     return blocks[-1].end if blocks else 0
 
 
-def _life(folder: Path, end: int, kill: int | None, enough: Callable[[], bool]) -> None:
+def start(folder: Path, end: int) -> Child:
+    """A new interpreter that goes on with the soak in a folder; what it says goes into a file."""
+    words = [sys.executable, "-m", "ostinato.soak.worker", str(folder), str(end), str(os.getpid())]
+    with (folder / SAID).open("wb") as said:
+        return subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=said, stderr=said)
+
+
+def _life(folder: Path, child: Child, kill: int | None, enough: Callable[[], bool]) -> None:
     """One process, until it ends by itself, or is killed as planned or because it is enough."""
     draw = random.Random(kill)
-    words = [sys.executable, "-m", "ostinato.soak.worker", str(folder), str(end), str(os.getpid())]
-    errors = folder / "errors.txt"
-    with errors.open("wb") as said:
-        child = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=said, stderr=said)
     try:
         while child.poll() is None:
             time.sleep(WAIT)
@@ -86,14 +114,14 @@ def _life(folder: Path, end: int, kill: int | None, enough: Callable[[], bool]) 
         _kill(child)  # what is done is kept: the same command goes on
         raise
     if child.returncode:
-        said_last = errors.read_text(errors="replace").strip()[-2000:]
+        said = (folder / SAID).read_text(errors="replace").strip()[-2000:]
         raise OstinatoError(
             f"The soak's process ended with status {child.returncode} after {done(folder)} "
-            f"batches. It said:\n{said_last}"
+            f"batches. It said:\n{said}"
         )
 
 
-def _kill(child: subprocess.Popen[bytes]) -> None:
+def _kill(child: Child) -> None:
     with suppress(ProcessLookupError):
         child.send_signal(signal.SIGKILL)
     child.wait()
