@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -41,6 +42,11 @@ class View:
     counts: Tensor
     mix: Tensor
 
+    @cached_property
+    def numbers(self) -> Tensor:
+        """The domains as a tensor, where the means are."""
+        return torch.tensor(self.ids, device=self.means.device)
+
     def distances(self, standard: Tensor) -> Tensor:
         """(B, K): squared distance to every domain, 1 for a usual image of it."""
         return self._apart(standard @ self.whiten)
@@ -64,12 +70,12 @@ class View:
             mix = blended(self.mix, posterior)
         best = posterior.argmax(1)
         distance = apart.gather(1, best[:, None])[:, 0]
-        ids = torch.tensor(self.ids)[best]
+        ids = self.numbers[best]
         return Verdict(ids, distance, posterior, distance > FAR)
 
     def _prior(self, mix: Tensor) -> Tensor:
         often = self.counts.clone()
-        often[0] = max(float(often[0]), 1.0)
+        often[0].clamp_(min=1.0)
         return (1 - DRIFT) * mix + DRIFT * often / often.sum()
 
 

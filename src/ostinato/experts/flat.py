@@ -67,7 +67,7 @@ class FlatBranches:
             parts += [down.flatten(), torch.zeros(rank * width)]
         self.value = torch.cat(parts).to(device)
         self.first, self.second = torch.zeros_like(self.value), torch.zeros_like(self.value)
-        self.updates = 0
+        self.updates = self.changes = 0  # the second never goes back
 
     def branches(self, value: Tensor | None = None) -> tuple[Branch, ...]:
         """Views of the vector (or of another one like it), a branch for each network."""
@@ -88,6 +88,7 @@ class FlatBranches:
     def step(self, grad: Tensor, *, lr: float, weight_decay: float) -> None:
         """One AdamW step."""
         self.updates += 1
+        self.changes += 1
         adamw(
             self.value,
             grad,
@@ -115,3 +116,4 @@ class FlatBranches:
             assert tensor is not None
             setattr(self, name, tensor.detach().clone().to(self.value))
         self.updates = int(state.values["updates"])
+        self.changes += 1
