@@ -141,8 +141,8 @@ def check_resources(model: nn.Module, statistics: Any, prepared: Any) -> None:
     numbers = (*statistics.means, *statistics.stds)
     if not all(bool(value.isfinite().all()) for value in numbers):
         raise ConfigError("The source statistics hold NaN or infinite numbers: collect them anew.")
-    widths = {p.numel() for name, p in model.named_parameters() if p.ndim == 1 and "norm" in name}
-    wrong = sorted({value.numel() for value in numbers} - widths) if widths else []
+    widths = {int(size) for parameter in model.parameters() for size in parameter.shape}
+    wrong = sorted({value.numel() for value in numbers} - widths)
     if wrong:
         raise ConfigError(
             f"These source statistics ({statistics.describe()}) are of another model: none of this "

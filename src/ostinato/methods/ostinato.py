@@ -85,7 +85,8 @@ class Ostinato(Learner):
                 "or the model's blocks give no tokens. Collect them anew with "
                 "ostinato.collect_statistics(model, clean_images)."
             )
-        self.hooks = Hooks(self.model.base, self.targets)
+        widths = [block.mean.numel() for block in statistics.tokens]
+        self.hooks = Hooks(self.model.base, self.targets, widths)
         check_fits(statistics, self.hooks.blocks, self.fingerprint)
         self.statistics = statistics.to(self.model.device)
         self.describe = Texture()

@@ -9,6 +9,7 @@ domain).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -17,6 +18,8 @@ RIDGE = 0.05
 """Added to every covariance, as a share of its mean variance, before a root is taken."""
 FULL, RANK = 256, 64
 """Blocks up to the first width keep whole maps, wider ones maps of the second's rank."""
+MOST = 1024
+"""Tokens of an image that moments are taken of: early feature maps have many, all alike."""
 LEAST = 1e-4
 """No domain's variance counts as less than this share of the source's: flat images have none."""
 
@@ -47,10 +50,24 @@ def token_moments(tokens: Tensor, prefix: int) -> BlockMoments:
     >>> found.mean.item(), found.covariance.item(), found.prefix.item()
     (2.0, 1.0, 9.0)
     """
-    body = tokens[:, prefix:].flatten(0, 1).double()
+    body = _thinned(tokens[:, prefix:]).flatten(0, 1).double()
     mean = body.mean(0)
     body = body - mean
     return BlockMoments(mean, body.T @ body / len(body), tokens[:, :prefix].double().mean(0))
+
+
+def _thinned(body: Tensor) -> Tensor:
+    """At most `MOST` tokens of each image, the same places in all, drawn once for a length."""
+    count = body.shape[1]
+    return body if count <= MOST else body[:, _places(count, str(body.device))]
+
+
+@lru_cache(maxsize=64)
+def _places(count: int, device: str) -> Tensor:
+    # A tensor born in inference mode could not be used outside it, and this one is kept.
+    with torch.inference_mode(False), torch.no_grad():
+        drawn = torch.randperm(count, generator=torch.Generator().manual_seed(count))[:MOST]
+        return drawn.sort().values.to(device)
 
 
 def ridged(covariance: Tensor, least: float = 0.0) -> Tensor:

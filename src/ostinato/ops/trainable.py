@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from ostinato.errors import ConfigError, StateError, TargetError
+from ostinato.ops.blocks import find_blocks
 from ostinato.ops.expect import Expected, Like
-from ostinato.ops.features import find_blocks
 from ostinato.ops.snapshot import State
 
 NORMS = (nn.LayerNorm, nn.GroupNorm, nn.modules.batchnorm._BatchNorm)
