@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ostinato.methods.contract import Input
 from ostinato.models import VisionModel
+from ostinato.ops.batchnorm import OtherStatistics
 from ostinato.ops.precision import products
 from ostinato.ops.trainable import Weights
 from ostinato.types import StepOutput
@@ -24,6 +25,7 @@ class Answering:
     config: Any
     model: VisionModel
     weights: Weights | None
+    _norms: OtherStatistics | None
     last: StepOutput | None
     _lock: threading.RLock
     _frozen: bool
@@ -108,10 +110,18 @@ class Answering:
                 before()
 
     def _to_source(self) -> Any:
-        """Put source weights in place; returns what puts the present ones back."""
-        weights = self.weights
-        if weights is None:
-            return lambda: None
-        now = weights.export_state().clone()
-        weights.restore()
-        return lambda: weights.import_state(now)
+        """Put the source's weights and statistics in place; returns what puts the present back."""
+        weights, norms = self.weights, self._norms
+        now = None if weights is None else weights.export_state().clone()
+        if weights is not None:
+            weights.restore()
+        if norms is not None:
+            norms.on = False
+
+        def back() -> None:
+            if weights is not None and now is not None:
+                weights.import_state(now)
+            if norms is not None:
+                norms.on = True
+
+        return back

@@ -31,6 +31,7 @@ from ostinato.methods.contract import (
 )
 from ostinato.methods.persistence import Persistent
 from ostinato.models import VisionModel, fingerprint
+from ostinato.ops.batchnorm import BatchStatistics, OtherStatistics, moves_batch_norms
 from ostinato.ops.optim import OptimizerState, cosine, make_optimizer, total_norm
 from ostinato.ops.precision import products
 from ostinato.ops.snapshot import RandomState, Scalars, State, Stateful
@@ -49,6 +50,9 @@ class Method(Answering, Persistent, nn.Module):
     name: ClassVar[str] = ""
     rates: ClassVar[tuple[str, ...]] = ("lr",)
     """The settings that say how fast it learns online."""
+    batch_statistics: ClassVar[bool] = True
+    """Whether batch norms see the batch's own statistics where their parameters move, which is what
+    the authors of methods that move them do; without, they keep the source's."""
 
     def __init__(
         self,
@@ -73,6 +77,7 @@ class Method(Answering, Persistent, nn.Module):
         self.counters = self.track("counters", Scalars(steps=0, size=None))
         self.random = self.track("random", RandomState(self.config.seed))
         self.weights: Weights | None = None
+        self._norms: OtherStatistics | None = None
         self.optimizer: torch.optim.Optimizer | None = None
         self.events: list[str] = []
         self.last: StepOutput | None = None
@@ -289,6 +294,8 @@ class Method(Answering, Persistent, nn.Module):
         """Take the method out; returns the original module with its original weights."""
         self._detached = True
         self.release()
+        if self._norms is not None:
+            self._norms.remove()
         disclaim(self.model.base, self)
         if self.weights is not None:
             self.weights.restore()
@@ -316,6 +323,8 @@ class Method(Answering, Persistent, nn.Module):
         if not parameters:
             return
         self.weights = self.track("weights", Weights(parameters))
+        if self.batch_statistics and moves_batch_norms(self.model, parameters.values()):
+            self._norms = BatchStatistics(self.model)
         self.optimizer = make_optimizer(
             self.config.optimizer,
             list(parameters.values()),

@@ -110,9 +110,16 @@ def is_convolutional(block: nn.Module) -> bool:
 
 
 def last_stage(model: nn.Module) -> tuple[str, ...]:
-    """Names of the blocks of the last stage: those behind the last change of width."""
+    """Names of the blocks of the last stage: the last row, or a quarter where all are one row.
+
+    >>> unit = nn.TransformerEncoderLayer(4, 2, 8)
+    >>> last_stage(nn.TransformerEncoder(unit, 4, enable_nested_tensor=False))
+    ('layers.3',)
+    """
     names = list(find_blocks(model))
     stages = [name.rpartition(".")[0] for name in names]
+    if stages[0] == stages[-1]:
+        return tuple(names[len(names) - max(1, len(names) // 4) :])
     return tuple(name for name, stage in zip(names, stages, strict=True) if stage == stages[-1])
 
 
