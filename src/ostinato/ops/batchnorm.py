@@ -51,7 +51,7 @@ def batch_moments(x: Tensor) -> tuple[Tensor, Tensor]:
 def renormed(x: Tensor, norm: _BatchNorm, mean: Tensor, variance: Tensor) -> Tensor:
     """What the norm has to get so that it gives `x` normalised by other statistics.
 
-    >>> norm = nn.BatchNorm1d(1).eval()
+    >>> norm = nn.BatchNorm1d(1, affine=False).eval()
     >>> x = torch.tensor([[2.0], [6.0]])
     >>> [round(float(v), 3) for v in norm(renormed(x, norm, *batch_moments(x)))]
     [-1.0, 1.0]
@@ -102,7 +102,7 @@ class BatchStatistics(OtherStatistics):
         model: whose batch norms.
         prior: source images that the source's statistics count as beside the batch's.
 
-    >>> net = nn.Sequential(nn.BatchNorm1d(1)).eval()
+    >>> net = nn.Sequential(nn.BatchNorm1d(1, affine=False)).eval()
     >>> x = torch.tensor([[2.0], [6.0]])
     >>> with BatchStatistics(net):
     ...     inside = net(x)
