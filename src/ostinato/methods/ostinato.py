@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ostinato.domains.descriptor import three_colours
 from ostinato.domains.router import Router
 from ostinato.domains.texture import Texture
 from ostinato.domains.verdict import FAR, SOURCE, Change
@@ -69,6 +70,7 @@ class Ostinato(Learner):
         differences="none: this is its release",
     )
     presets = PRESETS
+    follows = True
 
     @classmethod
     def needs(cls, config: MethodConfig) -> frozenset[Need]:
@@ -114,7 +116,7 @@ class Ostinato(Learner):
         return _joined(parts)
 
     def _advance(self, batch: Input) -> StepOutput:
-        described = self.describe(batch.pixels)
+        described = self.describe(three_colours(batch.pixels))
         if not self.config.count_in:
             output = self._answer(batch, described)
             self._take_in(batch.pixels, described, batch.classes)
@@ -244,7 +246,7 @@ class Ostinato(Learner):
 
     def respond(self, batch: Input) -> StepOutput:
         """Answer from the published version, without waiting for whoever learns; queue."""
-        described = self.describe(batch.pixels)
+        described = self.describe(three_colours(batch.pixels))
         output = self._answer(batch, described)
         if not self._frozen:
             self.queue.append((to_levels(batch.pixels), described, batch.classes))
@@ -268,6 +270,15 @@ class Ostinato(Learner):
         """What the source model says: a forward without experts."""
         with torch.no_grad(), self.autocast():
             return self.logits(batch).detach().float()
+
+    def arrive(self) -> None:
+        """Statistics and experts go where the model is; they stay in single precision."""
+        if not hasattr(self, "bank"):
+            return
+        device = self.model.device
+        self.statistics = self.statistics.to(device)
+        self._initial = self._initial.to(device)
+        self.bank.import_state(self.bank.export_state().to(device))
 
     def release(self) -> None:
         """Take the hooks off."""

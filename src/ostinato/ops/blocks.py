@@ -46,7 +46,7 @@ def find_blocks(model: nn.Module) -> dict[str, nn.Module]:
         raise TargetError(
             "No block was found in the model: none of its lists holds modules of several layers "
             "each. Name the modules whose outputs are to be adapted, one after the other: "
-            f"blocks=[...]. It has {_some([n for n, m in model.named_modules() if _heavy(m, 1)])}."
+            f"blocks=[...]. It has {_some(list(_weighty(model)))}."
         )
     return found
 
@@ -172,6 +172,10 @@ def _heavy(module: nn.Module, least: int) -> bool:
         if count >= least:
             return True
     return False
+
+
+def _weighty(model: nn.Module) -> dict[str, nn.Module]:
+    return {name: part for name, part in model.named_modules() if name and _heavy(part, 1)}
 
 
 def _with_attention(model: nn.Module) -> dict[str, nn.Module]:
