@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ostinato.domains.descriptor import three_colours
 from ostinato.domains.router import Router
 from ostinato.domains.texture import Texture
 from ostinato.domains.verdict import SOURCE, Change
@@ -69,6 +70,7 @@ class Ostinato(Answers):
         differences="none: this is its release",
     )
     presets = PRESETS
+    follows = True
 
     @classmethod
     def needs(cls, config: MethodConfig) -> frozenset[Need]:
@@ -85,7 +87,8 @@ class Ostinato(Answers):
                 "or the model's blocks give no tokens. Collect them anew with "
                 "ostinato.collect_statistics(model, clean_images)."
             )
-        self.hooks = Hooks(self.model.base, self.targets)
+        widths = [block.mean.numel() for block in statistics.tokens]
+        self.hooks = Hooks(self.model.base, self.targets, widths)
         check_fits(statistics, self.hooks.blocks, self.fingerprint)
         self.statistics = statistics.to(self.model.device)
         self.describe = Texture()
@@ -114,7 +117,7 @@ class Ostinato(Answers):
         return _joined(parts)
 
     def _advance(self, batch: Input) -> StepOutput:
-        described = self.describe(batch.pixels)
+        described = self.describe(three_colours(batch.pixels))
         if not self.config.count_in:
             output = self._answer(batch, described)
             self._take_in(batch.pixels, described, batch.classes)
@@ -198,7 +201,7 @@ class Ostinato(Answers):
 
     def respond(self, batch: Input) -> StepOutput:
         """Answer from the published version, without waiting for whoever learns; queue."""
-        described = self.describe(batch.pixels)
+        described = self.describe(three_colours(batch.pixels))
         output = self._answer(batch, described)
         if not self._frozen:
             self.queue.append((to_levels(batch.pixels), described, batch.classes))
@@ -222,6 +225,15 @@ class Ostinato(Answers):
         """What the source model says: a forward without experts."""
         with torch.no_grad(), self.autocast():
             return self.logits(batch).detach().float()
+
+    def arrive(self) -> None:
+        """Statistics and experts go where the model is; they stay in single precision."""
+        if not hasattr(self, "bank"):
+            return
+        device = self.model.device
+        self.statistics = self.statistics.to(device)
+        self._initial = self._initial.to(device)
+        self.bank.import_state(self.bank.export_state().to(device))
 
     def release(self) -> None:
         """Take the hooks off."""

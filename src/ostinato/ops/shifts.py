@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from ostinato.ops.features import prefix_tokens
 from ostinato.ops.snapshot import State
-from ostinato.ops.tokens import entering, prefix_tokens
+from ostinato.ops.tokens import entering
 
 
 @dataclass(frozen=True)
