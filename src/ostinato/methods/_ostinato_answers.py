@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ostinato.domains.descriptor import three_colours
 from ostinato.domains.texture import Texture
 from ostinato.domains.verdict import FAR, Change
 from ostinato.experts.stack import Layout
@@ -42,7 +43,10 @@ class Answers(Learner):
         def forward(pixels: Tensor, placed: Placed, index: Tensor) -> Tensor:
             return self._forward(Input(pixels), placed, index)
 
-        return Captures(self.describe, forward)
+        return Captures(self._described, forward)
+
+    def _described(self, pixels: Tensor) -> Tensor:
+        return self.describe(three_colours(pixels))
 
     def _captured(self, batch: Input) -> Answered | None:
         """A captured answer on its way; None where the plain way is to be gone."""
@@ -59,7 +63,7 @@ class Answers(Learner):
         """An answer, and the batch's descriptors."""
         answered = self._captured(batch)
         if answered is None:
-            described = self.describe(batch.pixels)
+            described = self._described(batch.pixels)
             return self._answer(batch, described), described
         owners = answered.routed.owners.tolist()
         return self._captured_output(batch, answered, owners, None), answered.described

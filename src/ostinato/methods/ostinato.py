@@ -69,6 +69,7 @@ class Ostinato(Answers):
         differences="none: this is its release",
     )
     presets = PRESETS
+    follows = True
 
     @classmethod
     def needs(cls, config: MethodConfig) -> frozenset[Need]:
@@ -85,7 +86,8 @@ class Ostinato(Answers):
                 "or the model's blocks give no tokens. Collect them anew with "
                 "ostinato.collect_statistics(model, clean_images)."
             )
-        self.hooks = Hooks(self.model.base, self.targets)
+        widths = [block.mean.numel() for block in statistics.tokens]
+        self.hooks = Hooks(self.model.base, self.targets, widths)
         check_fits(statistics, self.hooks.blocks, self.fingerprint)
         self.statistics = statistics.to(self.model.device)
         self.describe = Texture()
@@ -128,7 +130,7 @@ class Ostinato(Answers):
             return replace(output, updated=updated, events=tuple(self.events))
         # Where no step is expected, the answer is sent off first and taken in is meanwhile.
         answered = None if self._expects_a_step() else self._captured(batch)
-        described = self.describe(batch.pixels) if answered is None else answered.arrived()
+        described = self._described(batch.pixels) if answered is None else answered.arrived()
         change = self._take_in(batch.pixels, described, batch.classes)
         ready = self._ready(change.owners)
         if ready is not None:
@@ -239,6 +241,15 @@ class Ostinato(Answers):
         """What the source model says: a forward without experts."""
         with torch.no_grad(), self.autocast():
             return self.logits(batch).detach().float()
+
+    def arrive(self) -> None:
+        """Statistics and experts go where the model is; they stay in single precision."""
+        if not hasattr(self, "bank"):
+            return
+        device = self.model.device
+        self.statistics = self.statistics.to(device)
+        self._initial = self._initial.to(device)
+        self.bank.import_state(self.bank.export_state().to(device))
 
     def release(self) -> None:
         """Take the hooks off."""

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from ostinato.methods.base import Input, Method, MethodConfig, MethodInfo, Objective
 from ostinato.models import VisionModel
+from ostinato.ops.blocks import find_blocks
 from ostinato.ops.colouring import (
     REGULAR,
     TokenMoments,
@@ -21,7 +22,7 @@ from ostinato.ops.colouring import (
     relative,
     visiting,
 )
-from ostinato.ops.features import FeatureTaps, find_blocks
+from ostinato.ops.features import FeatureTaps
 from ostinato.ops.losses import softmax_entropy
 from ostinato.ops.snapshot import Scalars, State
 from ostinato.registry import METHODS

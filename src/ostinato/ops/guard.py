@@ -48,9 +48,11 @@ class CollapseGuard:
         marginal = marginal.detach()
         known = self._means.get(group)
         known = known if known is None else known.to(marginal.device)  # a loaded one is elsewhere
-        if known is None or known.shape != marginal.shape:  # another label space starts afresh
-            self._means[group], self._seen[group] = marginal, images
+        if known is not None and known.shape != marginal.shape:
+            known = None  # another label space starts afresh, its yardstick too
             self._best.pop(group, None)
+        if known is None:
+            self._means[group], self._seen[group] = marginal, images
             return "learning"
         # A plain mean until the window is full, a moving one afterwards.
         rate = images / min(self._seen[group] + images, max(self.window, images))
@@ -74,9 +76,13 @@ class CollapseGuard:
         return self._good.get(group, 0)
 
     def strike(self, group: int) -> int:
-        """Count a rollback and start watching anew; returns how many there were."""
+        """Count a rollback and start averaging anew; returns how many there were.
+
+        The best diversity stays the yardstick: a group that collapses again while its mean is
+        still being gathered would otherwise be measured by its own collapse, and be kept as good.
+        """
         self._strikes[group] = self.strikes(group) + 1
-        for known in (self._means, self._seen, self._best, self._good):
+        for known in (self._means, self._seen, self._good):
             known.pop(group, None)
         return self._strikes[group]
 

@@ -22,6 +22,8 @@ FULL, RANK = 256, 64
 """Blocks up to the first width keep whole maps, wider ones maps of the second's rank."""
 POWERS = 4
 """Rounds of products that find the directions of a low-rank map."""
+MOST = 1024
+"""Tokens of an image that moments are taken of: early feature maps have many, all alike."""
 LEAST = 1e-4
 """No domain's variance counts as less than this share of the source's: flat images have none."""
 
@@ -66,7 +68,7 @@ def token_moments(tokens: Tensor, prefix: int) -> BlockMoments:
     (2.0, 1.0, 9.0)
     """
     first = tokens[:, :prefix].double().mean(0)
-    body = tokens[:, prefix:].flatten(0, 1)
+    body = _thinned(tokens[:, prefix:]).flatten(0, 1)
     if body.is_cuda and torch.is_autocast_enabled("cuda"):
         mean = body.mean(0, dtype=torch.float)
         body = (body - mean).to(torch.get_autocast_dtype("cuda"))
@@ -76,6 +78,20 @@ def token_moments(tokens: Tensor, prefix: int) -> BlockMoments:
     mean = body.mean(0)
     body = body - mean
     return BlockMoments(mean, body.T @ body / len(body), first)
+
+
+def _thinned(body: Tensor) -> Tensor:
+    """At most `MOST` tokens of each image, the same places in all, drawn once for a length."""
+    count = body.shape[1]
+    return body if count <= MOST else body[:, _places(count, str(body.device))]
+
+
+@lru_cache(maxsize=64)
+def _places(count: int, device: str) -> Tensor:
+    # A tensor born in inference mode could not be used outside it, and this one is kept.
+    with torch.inference_mode(False), torch.no_grad():
+        drawn = torch.randperm(count, generator=torch.Generator().manual_seed(count))[:MOST]
+        return drawn.sort().values.to(device)
 
 
 def ridged(covariance: Tensor, least: Tensor | float = 0.0) -> Tensor:
