@@ -18,6 +18,7 @@ from ostinato.methods._ostinato_parts import Version
 from ostinato.methods._ostinato_published import Placed, Publisher
 from ostinato.methods.base import Input
 from ostinato.ops.moments import map_rank
+from ostinato.ops.views import Viewed
 from ostinato.types import Decision, StepOutput
 
 
@@ -50,14 +51,15 @@ class Answers(Learner):
 
     def _captured(self, batch: Input) -> Answered | None:
         """A captured answer on its way; None where the plain way is to be gone."""
-        if not self._may_capture() or self.hooks.viewed:
+        if not self._may_capture():
             return None
         return self.captures.answer(batch.pixels, self.publisher.placed(self.version))
 
     def _may_capture(self) -> bool:
         gpu = self.model.device.type == "cuda"
         # Input that came normalised goes to the model as it came, in a tensor of its own.
-        return gpu and self.config.compile is not False and self.model.normalize != "input"
+        plain = self.config.compile is False or self.model.normalize == "input"
+        return gpu and not plain and not any(isinstance(m, Viewed) for m in self.model.modules())
 
     def _respond(self, batch: Input) -> tuple[StepOutput, Tensor]:
         """An answer, and the batch's descriptors."""

@@ -11,6 +11,7 @@ from torch import Tensor
 from ostinato.experts.flat import FlatBranches
 from ostinato.experts.routed import Expert, Pass
 from ostinato.methods._ostinato_maps import MapMaker
+from ostinato.methods._ostinato_pace import MARGIN, passed_over, unsureness, usual_after
 from ostinato.methods._ostinato_parts import Domain
 from ostinato.methods._ostinato_state import DomainBank
 from ostinato.methods.base import Input
@@ -34,12 +35,28 @@ class Learner(MapMaker):
     def _may_learn(self, domain: Domain) -> bool:
         return self.config.learn and bool(domain.maps) and domain.images > 2 * self.config.micro
 
+    def _pays(self, domain: Domain) -> bool:
+        """Whether the next micro-batch is one to learn from; see `_ostinato_pace`."""
+        updates = 0 if domain.branches is None else domain.branches.updates
+        wait = passed_over(updates, self.config.settle, self.config.spare)
+        return not domain.fits or domain.skipped >= wait
+
+    def _watch(self, domain: Domain, logits: Tensor) -> None:
+        """Take note of how sure a domain's answers are, where that decides when it learns."""
+        if self.config.spare and self._may_learn(domain):
+            found = unsureness(logits)
+            domain.fits = domain.usual is None or found <= domain.usual + MARGIN
+            domain.usual = usual_after(domain.usual, found)
+
     def _learn_waiting(self, classes: Tensor | None) -> bool:
         """Steps of every domain that has a micro-batch of images it has not learned from."""
         moved = False
         for domain in self.bank.domains.values():
             count = min(self.config.micro, self.config.buffer)
             if domain.waiting >= count and self._may_learn(domain):
+                if not self._pays(domain):
+                    domain.waiting, domain.skipped = 0, domain.skipped + 1
+                    continue
                 pixels = torch.stack(domain.recent[-count:]).float() / 255
                 domain.waiting = 0
                 moved |= self._step(Input(pixels, classes), domain)[2]
@@ -51,6 +68,7 @@ class Learner(MapMaker):
         """One update of the domain's branches and the shared ones; logits from before it."""
         if domain.branches is None:
             domain.branches = self._new_branches(self.bank.number(domain))
+        domain.skipped = 0
         groups = [self.bank.shared, domain.branches]
         leaves = [group.value.clone().requires_grad_() for group in groups]
         shared, own = (g.branches(leaf) for g, leaf in zip(groups, leaves, strict=True))

@@ -33,6 +33,9 @@ class OstinatoConfig(MethodConfig):
     kappa: float = Field(0.4, gt=0, description="entropy, in ln C, above which nothing is learned")
     settle: float = Field(10.0, gt=0, description="updates after which a rate has halved")
     micro: int = Field(50, ge=2, description="images of a domain that an update rests on")
+    spare: int = Field(
+        0, ge=0, description="micro-batches that a settled expert passes over between two updates"
+    )
     enough: int = Field(20, ge=4, description="images of one piece that found a domain")
     apart: float = Field(5.5, gt=0, description="deviations between two domains")
     max_domains: int = Field(32, ge=2, description="domains that are kept, beside the source")
@@ -73,6 +76,9 @@ class Domain:
         waiting: how many of the latest have not been learned from.
         variety: entropy of the mean answer that its maps alone give; learned answers keep near it.
         used: the last update of the state in which it had an image.
+        skipped: micro-batches passed over since its last update.
+        usual: entropy of its answers, in ln C, as it usually is.
+        fits: whether the latest answers were about as sure as usual.
         published: the expert that stands for it in the latest version, and what that was made of.
     """
 
@@ -85,6 +91,9 @@ class Domain:
     waiting: int = 0
     used: int = 0
     variety: float = 0.0
+    skipped: int = 0
+    usual: float | None = None
+    fits: bool = True
     published: Published | None = field(default=None, repr=False)
 
     def add(self, images: list[Tensor], bound: int) -> None:

@@ -16,7 +16,7 @@ from ostinato.ops.snapshot import State
 
 PARTS = ("scale", "down", "up", "shift", "prefix")
 BUFFERS = ("recent", "latest")
-NUMBERS = ("due", "images", "share", "waiting", "used", "variety")
+NUMBERS = ("due", "images", "share", "waiting", "used", "variety", "skipped", "usual", "fits")
 
 
 class DomainBank:

@@ -139,6 +139,7 @@ class Ostinato(Answers):
             output = self._captured_output(batch, answered, change.owners, change)
         else:
             output = self._answer(batch, described, change)
+        self._watch_all(change.owners, output.logits)
         updated = self._learn_waiting(batch.classes)
         return replace(output, updated=updated, events=tuple(self.events))
 
@@ -175,13 +176,21 @@ class Ostinato(Answers):
         if len(set(owners)) != 1 or len(owners) < self.config.micro // 2:
             return None
         domain = self.bank.domains.get(owners[0])
-        return domain if domain is not None and self._may_learn(domain) else None
+        if domain is None or not self._may_learn(domain) or not self._pays(domain):
+            return None
+        return domain
+
+    def _watch_all(self, owners: Sequence[int], logits: Tensor) -> None:
+        """Take note of a batch of one domain; a mixed one says little of each."""
+        domain = self.bank.domains.get(owners[0])
+        if domain is not None and len(set(owners)) == 1:
+            self._watch(domain, logits)
 
     def _expects_a_step(self) -> bool:
         """Whether the domain that came last would learn from a batch of its own."""
         last = None if self.last is None else self.last.domain
         domain = None if last is None else self.bank.domains.get(last)
-        return domain is not None and self._may_learn(domain)
+        return domain is not None and self._may_learn(domain) and self._pays(domain)
 
     def _answer_and_learn(
         self, batch: Input, described: Tensor, change: Change, domain: Domain
@@ -190,6 +199,7 @@ class Ostinato(Answers):
         distance = self.publisher.placed(version).routes(described).distance
         logits, loss, updated = self._step(batch, domain)
         domain.waiting = 0
+        self._watch(domain, logits.detach())
         self._republish()
         output = self._output(logits, version, change.owners, distance, change)
         return replace(output, loss=loss, updated=updated)
