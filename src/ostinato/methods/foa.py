@@ -11,6 +11,7 @@ from torch import Tensor
 from ostinato.methods.base import Input, Method, MethodConfig, MethodInfo, Objective
 from ostinato.models import VisionModel
 from ostinato.ops.evolution import Evolution
+from ostinato.ops.expect import Expected, Like
 from ostinato.ops.heads import find_head, select_classes
 from ostinato.ops.levels import Levels, collect_levels, read_levels
 from ostinato.ops.losses import softmax_entropy
@@ -39,6 +40,10 @@ class Best:
     def export_state(self) -> State:
         """The prompt."""
         return State({"prompt": self.prompt})
+
+    def expected(self, state: State) -> Expected:
+        """A prompt of the same size."""
+        return Expected({"prompt": Like.of(self.prompt)})
 
     def import_state(self, state: State) -> None:
         """Take one over."""
@@ -86,7 +91,7 @@ class Foa(Method):
         self.best = self.track("best", Best(first))
         search = Evolution(first.numel(), config.population, config.sigma, first.device)
         self.search = self.track("search", search)
-        self.target = self.track("target", RunningMean(config.rate))
+        self.target = self.track("target", RunningMean(config.rate, width=self.width))
 
     @torch.no_grad()
     def objective(self, batch: Input) -> Objective:

@@ -83,7 +83,7 @@ class Zoa(Method):
         bank = DomainVectors(len(self.source), config.vectors, config.mix_scale, first)
         self.bank = self.track("bank", bank.to(self.source.device))
         self.detector = self.track("detector", ShiftDetector(config.threshold, config.least))
-        self.target = self.track("target", RunningMean(config.rate))
+        self.target = self.track("target", RunningMean(config.rate, width=self.width))
 
     def trainable(self) -> dict[str, nn.Parameter]:
         """The norms of blocks 1 to 8: neither the first, nor the last, nor the final norm."""
