@@ -17,9 +17,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ostinato.domains.routing_state import NAMES, read_routing
+from ostinato.domains.routing_state import NAMES, expected_routing, read_routing
 from ostinato.domains.splitting import fresh, split_off
 from ostinato.domains.verdict import FAR, SOURCE, Change, View, blended
+from ostinato.ops.expect import Expected
 from ostinato.ops.snapshot import State
 from ostinato.ops.whitening import Content, whitener
 
@@ -300,6 +301,10 @@ class Router:
         tensors = {name: getattr(self, name) for name in NAMES}
         values = {"ids": list(self.ids), "next_id": self.next_id, "unit": self.unit}
         return State(tensors, values | {"unrenewed": self.unrenewed})
+
+    def expected(self, state: State) -> Expected:
+        """See `expected_routing`."""
+        return expected_routing(state, {name: getattr(self, name).dtype for name in NAMES})
 
     def import_state(self, state: State) -> None:
         """Become what `export_state` described; nothing changes where it does not fit."""

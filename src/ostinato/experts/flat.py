@@ -10,6 +10,7 @@ from torch import Tensor
 from ostinato.errors import StateError
 from ostinato.experts.mixture import seeded
 from ostinato.experts.routed import Branch
+from ostinato.ops.expect import Expected, Like, count
 from ostinato.ops.snapshot import State
 
 BETAS, EPSILON = (0.9, 0.999), 1e-8
@@ -106,6 +107,11 @@ class FlatBranches:
         """The vector, its moments and how many updates it had."""
         tensors = {"value": self.value, "first": self.first, "second": self.second}
         return State(tensors, {"updates": self.updates})
+
+    def expected(self, state: State) -> Expected:
+        """Vectors like the ones here; second moments are squares."""
+        tensors = {"value": Like.of(self.value), "first": Like.of(self.value)}
+        return Expected(tensors | {"second": Like.of(self.value, low=0)}, {"updates": count()})
 
     def import_state(self, state: State) -> None:
         """Become what `export_state` described."""

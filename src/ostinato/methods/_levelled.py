@@ -35,7 +35,7 @@ class Levelled(Method):
         assert self.resources.prepared is not None
         self.levels = Levels(self.model)
         self.moments = read_levels(self.resources.prepared, self.model, self.model.device)
-        self.target = self.track("target", RunningMean(self.config.rate))
+        self.target = self.track("target", RunningMean(self.config.rate, width=self.width))
 
     def recentred(self, batch: Input, logits: Tensor, known: Tensor | None) -> Tensor:
         """Logits as they would be with the target's mean, as it was known, on the source's."""

@@ -11,6 +11,7 @@ from typing import Literal
 
 from torch import Tensor
 
+from ostinato.ops.expect import Expected, Like, count, mapped, number
 from ostinato.ops.losses import distribution_entropy
 from ostinato.ops.snapshot import State
 
@@ -104,6 +105,12 @@ class CollapseGuard:
             {str(k): v for k, v in self._means.items()},
             {name: text(known) for name, known in values.items()},
         )
+
+    def expected(self, state: State) -> Expected:
+        """A distribution and a count for each group that is watched, and what is known of it."""
+        means = {name: Like((f"classes of {name}",), None, 0, 1.001) for name in state.tensors}
+        values = {"seen": mapped(count(1), set(means)), "best": mapped(number(low=0))}
+        return Expected(means, values | {"good": mapped(count()), "strikes": mapped(count(1))})
 
     def import_state(self, state: State) -> None:
         """Continue from there."""
