@@ -80,6 +80,30 @@ def test_captured_answers_equal_plain_ones(captured, statistics, preset, count_i
         assert ours.version == theirs.version
     assert fast.captures.made > 0 == plain.captures.made
     assert fast.captures.refused is None
+    assert fast.step_captures.refused is None
+    assert (fast.step_captures.made > 0) == (preset == "robust")
+    for name, one in fast.export_state().tensors.items():
+        assert torch.allclose(one.cpu(), plain.export_state().tensors[name].cpu(), atol=1e-3), name
+
+
+@trusting()
+def test_fifty_captured_steps_equal_plain_ones_in_double_precision(captured, statistics):
+    fast, plain = (
+        adapt(
+            small_model().double().to("cuda" if GPU else "cpu"),
+            "ostinato",
+            statistics=statistics,
+            **kit["SETTINGS"] | {"compile": how},
+        )
+        for how in ("auto", False)
+    )
+    for method in (fast, plain):
+        for batch in shifted(56):
+            method.step(batch)
+    assert fast.step_captures.made == 1
+    ours, theirs = fast.bank.domains[1].branches, plain.bank.domains[1].branches
+    assert ours.updates == theirs.updates >= 50
+    assert float((ours.value - theirs.value).norm() / theirs.value.norm()) < 1e-4
 
 
 @trusting()

@@ -83,6 +83,13 @@ class FlatBranches:
             at += 2 * size
         return tuple(found)
 
+    def leaves(self, value: Tensor | None = None) -> tuple[Branch, ...]:
+        """The branches as tensors to differentiate by; each has a gradient of its own size."""
+        return tuple(
+            Branch(one.down.detach().requires_grad_(), one.up.detach().requires_grad_())
+            for one in self.branches(value)
+        )
+
     def published(self) -> tuple[Branch, ...]:
         """Branches that later steps do not change; the same ones until the next step."""
         if self._published is None or self._published[0] != self.changes:

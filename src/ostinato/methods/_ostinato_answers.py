@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -11,12 +12,15 @@ from torch import Tensor
 from ostinato.domains.descriptor import three_colours
 from ostinato.domains.texture import Texture
 from ostinato.domains.verdict import FAR, Change
+from ostinato.experts.routed import Acting, Branch
 from ostinato.experts.stack import Layout
 from ostinato.methods._ostinato_capture import Answered, Captures
-from ostinato.methods._ostinato_learning import Learner
-from ostinato.methods._ostinato_parts import Version
+from ostinato.methods._ostinato_learning import Differentiated, Learner
+from ostinato.methods._ostinato_parts import Domain, Version
 from ostinato.methods._ostinato_published import Placed, Publisher
+from ostinato.methods._ostinato_step import StepCaptures
 from ostinato.methods.base import Input
+from ostinato.ops.features import pool_tokens
 from ostinato.ops.moments import map_rank
 from ostinato.ops.views import Viewed
 from ostinato.types import Decision, StepOutput
@@ -28,6 +32,7 @@ class Answers(Learner):
     describe: Texture
     publisher: Publisher
     captures: Captures
+    step_captures: StepCaptures
 
     def _publisher(self) -> Publisher:
         blocks = [(block.mean.numel(), block.prefix.shape[0]) for block in self.statistics.tokens]
@@ -45,6 +50,30 @@ class Answers(Learner):
             return self._forward(Input(pixels), placed, index)
 
         return Captures(self._described, forward)
+
+    def _step_captures(self) -> StepCaptures:
+        def work(
+            pixels: Tensor, now: Acting, groups: tuple[tuple[Branch, ...], ...]
+        ) -> Differentiated:
+            return self._differentiate(Input(pixels), now, groups)
+
+        return StepCaptures(work, partial(pool_tokens, class_token=self.hooks.prefix > 0))
+
+    def _gradients(self, batch: Input, domain: Domain) -> Differentiated:
+        """Captured where possible; the plain way otherwise."""
+        number = self.bank.number(domain)
+        known = self.version.experts.get(number)
+        same = known is not None and known.maps is domain.maps and domain.share > 0
+        if same and batch.classes is None and self._may_capture():
+            assert domain.branches is not None
+            placed = self.publisher.placed(self.version)
+            groups = (self.bank.shared, domain.branches)
+            found = self.step_captures.gradients(
+                batch.pixels, placed.rows, placed.table[number], groups
+            )
+            if found is not None:
+                return found
+        return super()._gradients(batch, domain)
 
     def _described(self, pixels: Tensor) -> Tensor:
         return self.describe(three_colours(pixels))

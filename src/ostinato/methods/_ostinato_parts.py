@@ -78,7 +78,7 @@ class Domain:
         used: the last update of the state in which it had an image.
         skipped: micro-batches passed over since its last update.
         usual: entropy of its answers, in ln C, as it usually is.
-        fits: whether the latest answers were about as sure as usual.
+        excess: by how much the latest answers were less sure than usual.
         published: the expert that stands for it in the latest version, and what that was made of.
     """
 
@@ -92,8 +92,8 @@ class Domain:
     used: int = 0
     variety: float = 0.0
     skipped: int = 0
-    usual: float | None = None
-    fits: bool = True
+    usual: float = 1.0
+    excess: float = 0.0
     published: Published | None = field(default=None, repr=False)
 
     def add(self, images: list[Tensor], bound: int) -> None:

@@ -102,16 +102,18 @@ class Ostinato(Answers):
             ),
         )
         self.bank = self.track("bank", DomainBank(self._new_branches, config, self._taken_over))
-        self.publisher, self.captures = self._publisher(), self._captures()
+        self.publisher = self._publisher()
+        self.captures, self.step_captures = self._captures(), self._step_captures()
         self.queue: list[tuple[Tensor, Tensor, Tensor | None]] = []
         self.version = Version(0, self.router.view())
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in super().__getstate__().items() if name != "captures"}
+        left_out = ("captures", "step_captures")  # a copy makes its own
+        return {name: v for name, v in super().__getstate__().items() if name not in left_out}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self.captures = self._captures()  # a copy makes its own
+        self.captures, self.step_captures = self._captures(), self._step_captures()
 
     # One batch.
 
