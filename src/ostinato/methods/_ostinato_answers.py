@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -18,7 +18,7 @@ from ostinato.methods._ostinato_capture import Answered, Captures
 from ostinato.methods._ostinato_learning import Differentiated, Learner
 from ostinato.methods._ostinato_parts import Domain, Version
 from ostinato.methods._ostinato_published import Placed, Publisher
-from ostinato.methods._ostinato_step import StepCaptures
+from ostinato.methods._ostinato_step import Started, StepCaptures
 from ostinato.methods.base import Input
 from ostinato.ops.features import pool_tokens
 from ostinato.ops.moments import map_rank
@@ -61,19 +61,44 @@ class Answers(Learner):
 
     def _gradients(self, batch: Input, domain: Domain) -> Differentiated:
         """Captured where possible; the plain way otherwise."""
+        found = self._captured_gradients(batch, domain)
+        return super()._gradients(batch, domain) if found is None else found
+
+    def _captured_gradients(self, batch: Input, domain: Domain) -> Differentiated | None:
+        if domain.branches is None or batch.classes is not None or not self._may_capture():
+            return None
         number = self.bank.number(domain)
         known = self.version.experts.get(number)
-        same = known is not None and known.maps is domain.maps and domain.share > 0
-        if same and batch.classes is None and self._may_capture():
-            assert domain.branches is not None
-            placed = self.publisher.placed(self.version)
-            groups = (self.bank.shared, domain.branches)
-            found = self.step_captures.gradients(
-                batch.pixels, placed.rows, placed.table[number], groups
-            )
-            if found is not None:
-                return found
-        return super()._gradients(batch, domain)
+        if known is None or known.maps is not domain.maps or domain.share <= 0:
+            return None
+        placed = self.publisher.placed(self.version)
+        groups = (self.bank.shared, domain.branches)
+        row = placed.table[number]
+        return self.step_captures.gradients(batch.pixels, placed.rows, row, groups)
+
+    def _start_step(self, batch: Input, domain: Domain) -> Started | None:
+        """Send off the gradients of a batch that is expected to be a domain's."""
+        found = self._captured_gradients(batch, domain)
+        if found is None or domain.branches is None:
+            return None
+        groups = (self.bank.shared, domain.branches)
+        changes = (groups[0].changes, groups[1].changes)
+        return Started(domain, domain.maps, groups, changes, found)
+
+    def _to_host(self, described: Tensor) -> Callable[[], Tensor]:
+        """Send descriptors off to the host; what waits for them, and for nothing sent off later."""
+        if not described.is_cuda:
+            return lambda: described
+        host = torch.empty(described.shape, dtype=described.dtype, pin_memory=True)
+        host.copy_(described, non_blocking=True)
+        event = torch.cuda.Event()
+        event.record()
+
+        def arrived() -> Tensor:
+            event.synchronize()
+            return host
+
+        return arrived
 
     def _described(self, pixels: Tensor) -> Tensor:
         return self.describe(three_colours(pixels))

@@ -65,13 +65,21 @@ class Learner(MapMaker):
             self._republish()
         return moved
 
-    def _step(self, batch: Input, domain: Domain) -> tuple[Tensor, float | None, bool]:
-        """One update of the domain's branches and the shared ones; logits from before it."""
+    def _step(
+        self, batch: Input, domain: Domain, found: Differentiated | None = None
+    ) -> tuple[Tensor, float | None, bool]:
+        """One update of the domain's branches and the shared ones; logits from before it.
+
+        Args:
+            batch: images of the domain.
+            domain: the domain.
+            found: what `_gradients` gives for both, where that was asked before.
+        """
         if domain.branches is None:
             domain.branches = self._new_branches(self.bank.number(domain))
         domain.skipped = 0
         groups = [self.bank.shared, domain.branches]
-        logits, loss, grads = self._gradients(batch, domain)
+        logits, loss, grads = found or self._gradients(batch, domain)
         if loss is None:
             return logits, None, False
         if not self._sound(logits, domain):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,9 +16,38 @@ from ostinato.experts.routed import SCALE, Acting, Branch
 from ostinato.experts.stack import Rows
 from ostinato.methods import _ostinato_capture as capture
 from ostinato.methods._ostinato_learning import Differentiated
-from ostinato.ops.moments import moved
+from ostinato.methods._ostinato_parts import Domain
+from ostinato.ops.moments import BlockMap, moved
 
 Work = Callable[[Tensor, Acting, tuple[tuple[Branch, ...], ...]], Differentiated]
+
+
+@dataclass(frozen=True)
+class Started:
+    """Gradients on their way, for a domain as it was then.
+
+    Attributes:
+        domain: whose.
+        maps: its maps.
+        groups: the branches that were differentiated by.
+        changes: how often they had changed.
+        found: logits, loss and gradients.
+    """
+
+    domain: Domain
+    maps: tuple[BlockMap, ...]
+    groups: tuple[FlatBranches, FlatBranches]
+    changes: tuple[int, int]
+    found: Differentiated
+
+    def holds(self, domain: Domain, shared: FlatBranches) -> bool:
+        """Whether they are what would be found now."""
+        now = (shared, domain.branches)
+        same = domain is self.domain and domain.maps is self.maps
+        return same and all(
+            one is other and one.changes == count
+            for one, other, count in zip(self.groups, now, self.changes, strict=True)
+        )
 
 
 class LearningPass:

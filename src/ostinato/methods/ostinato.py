@@ -35,6 +35,7 @@ from ostinato.methods._ostinato_parts import (
     to_levels,
 )
 from ostinato.methods._ostinato_state import DomainBank
+from ostinato.methods._ostinato_step import Started
 from ostinato.methods.base import Input, MethodInfo
 from ostinato.methods.contract import MethodConfig, Need
 from ostinato.ops.moments import map_rank
@@ -130,13 +131,18 @@ class Ostinato(Answers):
             self._take_in(batch.pixels, described, batch.classes)
             updated = self._learn_waiting(batch.classes)
             return replace(output, updated=updated, events=tuple(self.events))
-        # Where no step is expected, the answer is sent off first and taken in is meanwhile.
-        answered = None if self._expects_a_step() else self._captured(batch)
-        described = self._described(batch.pixels) if answered is None else answered.arrived()
+        # What is expected, an answer or a step, is sent off first; taking in happens meanwhile.
+        expected, answered, started = self._expected_step(), None, None
+        if expected is None:
+            answered = self._captured(batch)
+        if answered is None:
+            arrived = self._to_host(self._described(batch.pixels))
+            started = None if expected is None else self._start_step(batch, expected)
+        described = arrived() if answered is None else answered.arrived()
         change = self._take_in(batch.pixels, described, batch.classes)
         ready = self._ready(change.owners)
         if ready is not None:
-            return self._answer_and_learn(batch, described, change, ready)
+            return self._answer_and_learn(batch, described, change, ready, started)
         if answered is not None and self._still_holds(answered, change.owners):
             output = self._captured_output(batch, answered, change.owners, change)
         else:
@@ -188,18 +194,27 @@ class Ostinato(Answers):
         if domain is not None and len(set(owners)) == 1:
             self._watch(domain, logits)
 
-    def _expects_a_step(self) -> bool:
-        """Whether the domain that came last would learn from a batch of its own."""
+    def _expected_step(self) -> Domain | None:
+        """The domain that came last, if it would learn from a batch of its own."""
         last = None if self.last is None else self.last.domain
         domain = None if last is None else self.bank.domains.get(last)
-        return domain is not None and self._may_learn(domain) and self._pays(domain)
+        if domain is None or not self._may_learn(domain) or not self._pays(domain):
+            return None
+        return domain
 
     def _answer_and_learn(
-        self, batch: Input, described: Tensor, change: Change, domain: Domain
+        self,
+        batch: Input,
+        described: Tensor,
+        change: Change,
+        domain: Domain,
+        started: Started | None,
     ) -> StepOutput:
         version = self.version
         distance = self.publisher.placed(version).routes(described).distance
-        logits, loss, updated = self._step(batch, domain)
+        held = started is not None and started.holds(domain, self.bank.shared)
+        found = started.found if started is not None and held else None
+        logits, loss, updated = self._step(batch, domain, found)
         domain.waiting = 0
         self._watch(domain, logits.detach())
         self._republish()
