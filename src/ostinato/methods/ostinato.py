@@ -27,6 +27,7 @@ from ostinato.domains.verdict import SOURCE, Change
 from ostinato.errors import MissingResource
 from ostinato.experts.routed import Branch, Hooks
 from ostinato.methods._ostinato_answers import Answers
+from ostinato.methods._ostinato_capture import sent
 from ostinato.methods._ostinato_parts import (
     PRESETS,
     Domain,
@@ -136,7 +137,7 @@ class Ostinato(Answers):
         if expected is None:
             answered = self._captured(batch)
         if answered is None:
-            arrived = self._to_host(self._described(batch.pixels))
+            arrived = sent(self._described(batch.pixels))
             started = None if expected is None else self._start_step(batch, expected)
         described = arrived() if answered is None else answered.arrived()
         change = self._take_in(batch.pixels, described, batch.classes)
