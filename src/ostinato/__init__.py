@@ -5,18 +5,26 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["adapt", "collect_statistics", "prepare", "unwrap"]
+_WHERE = {
+    "adapt": "api",
+    "collect_statistics": "api",
+    "export": "exporting",
+    "prepare": "api",
+    "unwrap": "api",
+}
+__all__ = ["adapt", "collect_statistics", "export", "prepare", "unwrap"]
 
 if TYPE_CHECKING:
     from ostinato.api import adapt, collect_statistics, prepare, unwrap
+    from ostinato.exporting import export
 
 
 def __getattr__(name: str) -> Any:
     # Loaded when used, so that `import ostinato` and `ostinato --help` stay quick.
-    if name in __all__:
-        from ostinato import api
+    if name in _WHERE:
+        from importlib import import_module
 
-        return getattr(api, name)
+        return getattr(import_module(f"ostinato.{_WHERE[name]}"), name)
     raise AttributeError(f"module 'ostinato' has no attribute {name!r}")
 
 
