@@ -9,14 +9,28 @@ _WHERE = {
     "adapt": "api",
     "collect_statistics": "api",
     "export": "exporting",
+    "from_pretrained": "hub",
     "prepare": "api",
+    "push_to_hub": "hub",
     "unwrap": "api",
+    "zero_shot": "clip",
 }
-__all__ = ["adapt", "collect_statistics", "export", "prepare", "unwrap"]
+__all__ = [
+    "adapt",
+    "collect_statistics",
+    "export",
+    "from_pretrained",
+    "prepare",
+    "push_to_hub",
+    "unwrap",
+    "zero_shot",
+]
 
 if TYPE_CHECKING:
     from ostinato.api import adapt, collect_statistics, prepare, unwrap
+    from ostinato.clip import zero_shot
     from ostinato.exporting import export
+    from ostinato.hub import from_pretrained, push_to_hub
 
 
 def __getattr__(name: str) -> Any:
