@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -56,6 +56,20 @@ class Expert:
 
     maps: tuple[BlockMap, ...] = ()
     branches: tuple[Branch, ...] = ()
+
+
+class Acting(Protocol):
+    """What hooks ask of a pass; see `Pass` and `experts.stack.StackPass`."""
+
+    idle: bool
+    keep: Callable[[Tensor], Tensor] | None
+    features: list[Tensor]
+
+    def block(self, number: int, tokens: Tensor, pieces: int) -> Tensor:
+        """Tokens after a block, changed."""
+
+    def branch(self, number: int, z: Tensor, pieces: int) -> Tensor | None:
+        """What is added to a feed-forward network's output."""
 
 
 class Pass:
@@ -148,7 +162,7 @@ def _stacked(tensors: Sequence[Tensor | None], like: Tensor) -> Tensor:
     return torch.stack([zero, *(zero if one is None else one for one in tensors)])
 
 
-_PASS: ContextVar[tuple[object, Pass] | None] = ContextVar("ostinato-pass", default=None)
+_PASS: ContextVar[tuple[object, Acting] | None] = ContextVar("ostinato-pass", default=None)
 
 
 class Hooks:
@@ -194,7 +208,7 @@ class Hooks:
         self._handles = []
 
     @contextmanager
-    def open(self, now: Pass) -> Iterator[None]:
+    def open(self, now: Acting) -> Iterator[None]:
         """Inside, forwards of this thread go by this pass."""
         token = _PASS.set((self, now))
         try:
@@ -202,7 +216,7 @@ class Hooks:
         finally:
             _PASS.reset(token)
 
-    def _now(self) -> Pass | None:
+    def _now(self) -> Acting | None:
         found = _PASS.get()
         if found is None or found[0] is not self or found[1].idle:
             return None

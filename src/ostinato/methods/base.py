@@ -77,7 +77,7 @@ class Method(Answering, Persistent, nn.Module):
         self.building = True
         self._flags = Flags.freeze(model)
         self._tracked: dict[str, Stateful] = {}
-        self.counters = self.track("counters", Scalars(steps=0, size=None))
+        self.counters = self.track("counters", Scalars(steps=0, size=None).with_sizes("size"))
         self.random = self.track("random", RandomState(self.config.seed))
         self.weights: Weights | None = None
         self._norms: OtherStatistics | None = None

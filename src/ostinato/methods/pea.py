@@ -22,6 +22,7 @@ from ostinato.ops.colouring import (
     relative,
     visiting,
 )
+from ostinato.ops.expect import Expected, Like, mapped, number
 from ostinato.ops.features import FeatureTaps
 from ostinato.ops.losses import softmax_entropy
 from ostinato.ops.snapshot import Scalars, State
@@ -75,6 +76,15 @@ class Drift:
         tensors = {f"{block}.mean": m.mean for block, m in self.moments.items()}
         tensors |= {f"{block}.covariance": m.covariance for block, m in self.moments.items()}
         return State(tensors, {"usual": {str(block): d for block, d in self.usual.items()}})
+
+    def expected(self, state: State) -> Expected:
+        """A mean and a covariance for every block, and how much they usually change."""
+        tensors, blocks = {}, list(state.values["usual"])
+        for block in blocks:
+            width = f"width of {block}"
+            tensors[f"{block}.mean"] = Like((width,))
+            tensors[f"{block}.covariance"] = Like((width, width))
+        return Expected(tensors, {"usual": mapped(number(low=0))})
 
     def import_state(self, state: State) -> None:
         """Continue from there."""
