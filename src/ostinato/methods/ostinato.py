@@ -277,6 +277,7 @@ class Ostinato(Answers):
         device = self.model.device
         self.statistics = self.statistics.to(device)
         self._initial = self._initial.to(device)
+        self.publisher = self._publisher()
         self.bank.import_state(self.bank.export_state().to(device))
 
     def release(self) -> None:
