@@ -9,6 +9,7 @@ from torch import Tensor
 from ostinato.methods._levelled import Levelled
 from ostinato.methods.base import Input, MethodConfig, MethodInfo, Objective
 from ostinato.ops.evolution import Evolution
+from ostinato.ops.expect import Expected, Like
 from ostinato.ops.heads import select_classes
 from ostinato.ops.losses import softmax_entropy
 from ostinato.ops.prompts import fresh_prompt, inserted
@@ -35,6 +36,10 @@ class Best:
     def export_state(self) -> State:
         """The prompt."""
         return State({"prompt": self.prompt})
+
+    def expected(self, state: State) -> Expected:
+        """A prompt of the same size."""
+        return Expected({"prompt": Like.of(self.prompt)})
 
     def import_state(self, state: State) -> None:
         """Take one over."""

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from ostinato.ops.expect import Expected, Like
+from ostinato.ops.features import prefix_tokens
 from ostinato.ops.snapshot import State
-from ostinato.ops.tokens import entering, prefix_tokens
+from ostinato.ops.tokens import entering
 
 
 @dataclass(frozen=True)
@@ -119,6 +121,12 @@ class ShiftDetector:
         if self.look is None:
             return State()
         return State({"mean": self.look.mean, "variance": self.look.variance})
+
+    def expected(self, state: State) -> Expected:
+        """Nothing, or a mean and a variance of the same width."""
+        width = ("width",) if self.look is None else tuple(self.look.mean.shape)
+        both = {"mean": Like(width), "variance": Like(width, low=0)}
+        return Expected(both if state.tensors else {})
 
     def import_state(self, state: State) -> None:
         """Continue from there."""
