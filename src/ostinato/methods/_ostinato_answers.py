@@ -9,7 +9,6 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ostinato.domains.descriptor import three_colours
 from ostinato.domains.texture import Texture
 from ostinato.domains.verdict import FAR, Change
 from ostinato.experts.routed import Acting, Branch
@@ -20,6 +19,7 @@ from ostinato.methods._ostinato_parts import Domain, Version
 from ostinato.methods._ostinato_published import Placed, Publisher
 from ostinato.methods._ostinato_step import Started, StepCaptures
 from ostinato.methods.base import Input
+from ostinato.ops.colours import three_colours
 from ostinato.ops.features import pool_tokens
 from ostinato.ops.moments import map_rank
 from ostinato.ops.views import Viewed

@@ -85,7 +85,7 @@ class Capture:
     ) -> None:
         self.pixels = pixels.clone(memory_format=torch.contiguous_format)
         known = placed.routes
-        routes = Routes(known.facts.clone(), known.whiten.clone(), known.mean, known.scale)
+        routes = Routes(known.facts.clone(), known.content)
         shared = tuple(Branch(one.down.clone(), one.up.clone()) for one in placed.shared)
         # Neither version is held on to, so that the rows of experts that are gone become free.
         bare = Version(0, placed.version.view)
@@ -129,8 +129,6 @@ class Capture:
         routes, shared = self._loaded
         if placed.routes is not routes:
             self.placed.routes.facts.copy_(placed.routes.facts)
-            if placed.routes.whiten is not routes.whiten:
-                self.placed.routes.whiten.copy_(placed.routes.whiten)
         if placed.shared is not shared:
             for own, other in zip(self.placed.shared, placed.shared, strict=True):
                 own.down.copy_(other.down)

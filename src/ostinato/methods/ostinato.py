@@ -38,7 +38,6 @@ from ostinato.methods._ostinato_state import DomainBank
 from ostinato.methods._ostinato_step import Started
 from ostinato.methods.base import Input, MethodInfo
 from ostinato.methods.contract import MethodConfig, Need
-from ostinato.ops.colours import three_colours
 from ostinato.ops.moments import map_rank
 from ostinato.ops.statistics import check_fits
 from ostinato.registry import METHODS
@@ -277,6 +276,7 @@ class Ostinato(Answers):
         device = self.model.device
         self.statistics = self.statistics.to(device)
         self._initial = self._initial.to(device)
+        self.publisher = self._publisher()
         self.bank.import_state(self.bank.export_state().to(device))
 
     def release(self) -> None:
