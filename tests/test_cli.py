@@ -298,3 +298,27 @@ def test_a_reader_that_leaves_early_gets_no_traceback() -> None:
         done.stdout.close()
         assert b"Traceback" not in done.stderr.read()
     assert done.returncode == 141
+
+
+# Help.
+
+NOISE = re.compile(r"\{None|\bSTR\b|\bINT\b|\bPATH\b|\bFLOAT\b|default: (None)?\)")
+
+
+@pytest.mark.parametrize("name", sorted(cli.COMMANDS))
+def test_help_says_what_is_wanted(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(*name.split(), "--help") == 0
+    shown = capsys.readouterr().out
+    assert "usage" in shown
+    assert not NOISE.search(shown)
+
+
+def test_a_bare_command_shows_its_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("run") == 0
+    shown = capsys.readouterr().out
+    assert "--data [folder:DIR | NAME | KEY=VALUE ...]" in shown
+
+
+def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--version") == 0
+    assert capsys.readouterr().out == f"ostinato {ostinato.__version__}\n"

@@ -8,18 +8,16 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import NoReturn
 
 import tyro
 
 from ostinato.cli_bench import compare_command, run_command, search_command, table_command
 from ostinato.cli_data import data_check_command, data_fetch_command
 from ostinato.cli_methods import list_command, prepare_command, speed_command
+from ostinato.cli_words import Named, Place
 from ostinato.errors import OstinatoError, did_you_mean
 from ostinato.report.command import report as report_command
-
-Name = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="NAME")]
 
 USAGE = """Ostinato: continual test-time adaptation that remembers the domains it has met.
 
@@ -29,7 +27,7 @@ usage: ostinato COMMAND [options]        ostinato COMMAND --help for its options
 """
 
 
-def _demo(quick: bool = False, out: Path | None = None) -> None:
+def _demo(quick: bool = False, out: Place = None) -> None:
     """Adapt an embedded model to a stream of returning domains; print a table, write a report.
 
     Args:
@@ -41,7 +39,7 @@ def _demo(quick: bool = False, out: Path | None = None) -> None:
     demo(quick, out)
 
 
-def _check(method: Name) -> None:
+def _check(method: Named) -> None:
     """Run the public conformance suite on a method.
 
     Args:
@@ -73,6 +71,10 @@ COMMANDS: dict[str, tuple[Callable[..., None], str]] = {
 }
 
 
+ALONE = frozenset({"demo", "speed"})
+"""Commands that say enough without a further word; any other then shows its help."""
+
+
 def usage(group: str = "") -> str:
     """The help page, of all commands or of those that begin with a word."""
     chosen = {name: text for name, (_, text) in COMMANDS.items() if name.startswith(group)}
@@ -98,6 +100,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     name, rest = " ".join(given[:words]), given[words:]
     if name not in COMMANDS:
         _fail(f"There is no command {name!r}. {did_you_mean(name, COMMANDS)}")
+    if not rest and name not in ALONE:
+        rest = ["--help"]
     try:
         tyro.cli(COMMANDS[name][0], args=rest, prog=f"ostinato {name}")
     except OstinatoError as error:

@@ -9,7 +9,18 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from ostinato.cli_bench import Words
+from ostinato.cli_words import (
+    Count,
+    Given,
+    Name,
+    Named,
+    Number,
+    Origin,
+    Place,
+    Weights,
+    Words,
+    Written,
+)
 from ostinato.errors import ConfigError
 
 Kind = Literal[
@@ -43,22 +54,22 @@ def list_command(kind: Annotated[Kind, tyro.conf.Positional], markdown: bool = F
 
 
 def prepare_command(
-    method: Annotated[str, tyro.conf.Positional],
+    method: Named,
     /,
     *,
-    model: str,
-    data: str,
-    out: Path,
-    weights: str | None = None,
-    num_classes: int | None = None,
-    root: Path | None = None,
-    images: int | None = None,
+    model: Given,
+    data: Origin,
+    out: Written,
+    weights: Weights = None,
+    num_classes: Number = None,
+    root: Place = None,
+    images: Number = None,
     normalize: Literal["model", "none", "input"] = "model",
-    transform: str | None = None,
-    preset: str | None = None,
+    transform: Name = None,
+    preset: Name = None,
     settings: Words = (),
-    seed: int = 0,
-    device: str = "auto",
+    seed: Count = 0,
+    device: Given = "auto",
 ) -> None:
     """Make what a method needs from source images before deployment, and write it to a file.
 
@@ -177,11 +188,11 @@ def _tell_gain(state: Any) -> None:
 
 def speed_command(
     *,
-    model: str = "vit_tiny_patch16_224",
-    weights: str | None = None,
-    batch_size: int = 50,
-    steps: int = 10,
-    device: str = "auto",
+    model: Given = "vit_tiny_patch16_224",
+    weights: Weights = None,
+    batch_size: Count = 50,
+    steps: Count = 10,
+    device: Given = "auto",
     precision: Literal["fp32", "tf32", "bf16"] = "fp32",
     normalize: Literal["model", "none"] = "model",
 ) -> None:
