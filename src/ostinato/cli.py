@@ -15,6 +15,7 @@ import tyro
 from ostinato.cli_bench import compare_command, run_command, search_command, table_command
 from ostinato.cli_data import data_check_command, data_fetch_command
 from ostinato.cli_methods import list_command, prepare_command, speed_command
+from ostinato.cli_trial import trial_command
 from ostinato.cli_words import Named, Place
 from ostinato.errors import OstinatoError, did_you_mean
 from ostinato.report.command import report as report_command
@@ -57,6 +58,7 @@ def _check(method: Named) -> None:
 
 COMMANDS: dict[str, tuple[Callable[..., None], str]] = {
     "demo": (_demo, "adapt an embedded model to domains that come back; table and report"),
+    "trial": (trial_command, "should I use this? Your model and images in, a page out"),
     "list": (list_command, "methods | datasets | streams | tables | ...: what is registered"),
     "check": (_check, "METHOD: run the conformance suite"),
     "prepare": (prepare_command, "METHOD: make what it needs from source images; a file"),

@@ -146,4 +146,5 @@ def fitting_transform(model: nn.Module, dataset: Dataset, indices: list[int]) ->
     uniform = dataset.constants == "cifar" or isinstance(dataset, ArrayDataset)
     if wanted[1] == 224:
         return "resize224" if uniform else "resize256-crop224"
-    return "none"
+    short = round(wanted[1] / float(config.get("crop_pct") or 0.875))
+    return f"resize{short}-crop{wanted[1]}"

@@ -44,12 +44,13 @@ def draw_all(variants: Sequence[Variant]) -> list[Part]:
 def render(variants: Sequence[Variant], title: str = "Ostinato report") -> str:
     """The page's HTML."""
     plotting()
-    template = _template()
+    template = read_template("ostinato.report", TEMPLATE)
     parts = draw_all(variants)
     summary, runs = summarise_variants(variants), describe_runs(variants)
     versions = {name: v for r in variants for name, v in r.first.provenance.versions.items()}
     text: str = template.render(
         title=title,
+        style=page_style(),
         variants=variants,
         summary=summary,
         summary_data=summary.data().uri(),
@@ -73,7 +74,13 @@ def _contents(parts: Sequence[Part]) -> list[tuple[str, str]]:
     return [(anchor, words) for words, anchor in found.items()]
 
 
-def _template() -> Any:
+def page_style() -> str:
+    """The style sheet that all pages of this project share."""
+    return (files("ostinato.report") / "page.css").read_text(encoding="utf-8")
+
+
+def read_template(package: str, name: str) -> Any:
+    """A page's template, which refuses names that it was not given."""
     try:
         import jinja2
     except ImportError:
@@ -81,7 +88,7 @@ def _template() -> Any:
             "Reports are written with jinja2, which is not installed: "
             "pip install 'ostinato[report]'"
         ) from None
-    text = (files("ostinato.report") / TEMPLATE).read_text(encoding="utf-8")
+    text = (files(package) / name).read_text(encoding="utf-8")
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
