@@ -164,6 +164,7 @@ def record_step(
         bins=bins,
         decision=decision,
         descriptor=tuple(float(value) for value in descriptor),
+        trust=tuple(round(float(value), 4) for value in output.trust),
         loss=finite(output.loss),
         used=output.used,
         updated=output.updated,

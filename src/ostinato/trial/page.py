@@ -179,6 +179,13 @@ def _notes(facts: Facts) -> list[tuple[str, str]]:
         )
     notes.append(
         (
+            "The peers",
+            "They run at their authors' settings, chosen for ImageNet and larger models. Where "
+            "they hardly move, another learning rate may help: 'ostinato search' looks for it.",
+        )
+    )
+    notes.append(
+        (
             "What chance leaves open",
             "Intervals come from drawing the images anew, 2,000 times; one seed, one order of "
             "domains. A trial is short: methods that learn slowly gain more in longer streams.",
