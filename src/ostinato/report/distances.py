@@ -120,7 +120,7 @@ def _draw(axes: Any, table: Any, top: float) -> None:
     if columns <= 14:
         for (row, column), value in np.ndenumerate(table):
             axes.text(
-                column, row, f"{value:.1f}", ha="center", va="center", fontsize=10,
+                column, row, f"{value:.{1 + (top < 2)}f}", ha="center", va="center", fontsize=10,
                 color="#fafafa" if value > 0.6 * top else "#16181c",
             )  # fmt: skip
     axes.set_xticks(range(columns), [str(n + 1) for n in range(columns)])
