@@ -14,11 +14,13 @@ import tyro
 
 from ostinato.cli_bench import compare_command, run_command, search_command, table_command
 from ostinato.cli_data import data_check_command, data_fetch_command
-from ostinato.cli_methods import list_command, prepare_command, speed_command
+from ostinato.cli_methods import list_command, prepare_command
+from ostinato.cli_speed import speed_command
 from ostinato.cli_trial import trial_command
 from ostinato.cli_words import Named, Place
 from ostinato.errors import OstinatoError, did_you_mean
 from ostinato.report.command import report as report_command
+from ostinato.soak.command import soak_command
 
 USAGE = """Ostinato: continual test-time adaptation that remembers the domains it has met.
 
@@ -70,6 +72,7 @@ COMMANDS: dict[str, tuple[Callable[..., None], str]] = {
     "data check": (data_check_command, "NAME: is a data set there and whole?"),
     "data fetch": (data_fetch_command, "NAME: download it, or say what only a person can do"),
     "speed": (speed_command, "images per second and memory of a step, beside the forward alone"),
+    "soak": (soak_command, "adapt for hours with reloads and kills; a page about what broke"),
 }
 
 

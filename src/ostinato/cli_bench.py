@@ -134,10 +134,12 @@ def table_command(
     root: Folder = None,
     weights: Weights = None,
     set: Words = (),
+    only: Words = (),
     format: Form = "terminal",
     save: Place = None,
     out: Out = Path("runs"),
     again: bool = False,
+    finished: bool = False,
     memory: Amount = 1.0,
     jobs: Count = 1,
     factors: File = None,
@@ -153,15 +155,18 @@ def table_command(
         root: the folder that holds the data sets (full scale).
         weights: the model's checkpoint (full scale).
         set: any setting of the runs' spec, such as device=cuda data.limit=500.
+        only: such settings of one method or one of the table's streams, as foa:data.limit=100.
         format: what is printed.
         save: a folder that gets the table as Markdown, LaTeX, CSV and JSON.
         out: where the runs' folders go.
         again: run even what is complete already.
+        finished: run nothing, show what is complete and leave out the rest.
         memory: GiB of made batches to keep for the rows that follow.
         jobs: rows that run side by side, each in a process of its own.
         factors: a file from 'ostinato search'; adds a row at the chosen rate to each method.
     """
-    from ostinato.bench.assemble import Request, build_table
+    from ostinato.bench.assemble import build_table
+    from ostinato.bench.request import Request, parse_only
     from ostinato.bench.search import read_factors
 
     request = Request(
@@ -170,8 +175,10 @@ def table_command(
         preset=preset,
         seeds=seeds,
         changes=_changes(root, weights, set),
+        only=parse_only(only),
         out=out,
         again=again,
+        finished=finished,
         memory=memory,
         jobs=jobs,
         factors=None if factors is None else read_factors(factors),
@@ -191,9 +198,11 @@ def search_command(
     root: Folder = None,
     weights: Weights = None,
     set: Words = (),
+    only: Words = (),
     format: Form = "terminal",
     save: Place = None,
     out: Out = Path("runs"),
+    finished: bool = False,
     memory: Amount = 1.0,
     jobs: Count = 1,
 ) -> None:
@@ -209,13 +218,15 @@ def search_command(
         root: the folder that holds the data sets (full scale).
         weights: the model's checkpoint (full scale).
         set: any setting of the runs' spec; choose images that the table does not report.
+        only: such settings of one method alone, as foa:data.limit=100.
         format: what is printed.
         save: a folder that gets the errors, and the chosen factors for 'ostinato table --factors'.
         out: where the runs' folders go.
+        finished: run nothing, choose among what is complete.
         memory: GiB of made batches to keep for the rows that follow.
         jobs: rows that run side by side, each in a process of its own.
     """
-    from ostinato.bench.assemble import Request
+    from ostinato.bench.request import Request, parse_only
     from ostinato.bench.search import FACTORS, SUFFIX, search, write_factors
 
     request = Request(
@@ -223,7 +234,9 @@ def search_command(
         methods=methods,
         seeds=seeds,
         changes=_changes(root, weights, set),
+        only=parse_only(only),
         out=out,
+        finished=finished,
         memory=memory,
         jobs=jobs,
         command=_command(),

@@ -17,9 +17,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ostinato.domains.routing_state import NAMES, read_routing
+from ostinato.domains.routing_state import NAMES, expected_routing, read_routing
 from ostinato.domains.splitting import fresh, split_off
 from ostinato.domains.verdict import FAR, SOURCE, Change, View, blended
+from ostinato.ops.expect import Expected
 from ostinato.ops.snapshot import State
 from ostinato.ops.whitening import Content, whitener
 
@@ -77,6 +78,7 @@ class Router:
     def _set_coordinates(self, covariance: Tensor, unit: float) -> None:
         self.covariance = covariance.double()
         self.whiten, self.unit = whitener(self.covariance), unit
+        self._placed: Tensor | None = None
         self._view: View | None = None
 
     # Reading.
@@ -107,7 +109,7 @@ class Router:
         total = count * self.spreads
         if len(self.recent):
             row = self._rows(self.owner)
-            off = (self.recent @ self.whiten - means[row]).square().sum(1)
+            off = (self.placed() - means[row]).square_().sum(1)
             off = (off / (means.shape[1] * self.unit)).clamp_max(2 * FAR)
             total.index_add_(0, row, off)
             count.index_add_(0, row, torch.ones_like(off))
@@ -117,7 +119,16 @@ class Router:
 
     def _rows(self, owners: Tensor) -> Tensor:
         place = {domain: row for row, domain in enumerate(self.ids)}
-        return torch.tensor([place[int(owner)] for owner in owners], dtype=torch.long)
+        return torch.tensor([place[owner] for owner in owners.tolist()], dtype=torch.long)
+
+    def placed(self) -> Tensor:
+        """The recent images in whitened coordinates; only those that came since are placed anew."""
+        known = self._placed
+        if known is None or len(known) > len(self.recent):
+            known = self.recent[:0]
+        fresh_rows = self.recent[len(known) :] @ self.whiten
+        self._placed = fresh_rows if not len(known) else torch.cat([known, fresh_rows])
+        return self._placed
 
     # Changing.
 
@@ -162,7 +173,7 @@ class Router:
         while queue:
             domain = queue.pop(0)
             members = (self.owner == domain).nonzero()[:, 0]
-            placed = self.recent[members] @ self.whiten * scale
+            placed = self.placed()[members] * scale
             mean = self.view().means[self.ids.index(domain)] * scale
             fixed = domain == SOURCE
             group = split_off(placed, mean, self.enough, self.apart, fixed=fixed)
@@ -211,7 +222,7 @@ class Router:
         unit = float(unseen.square().sum(1).clamp_max(2 * FAR * unseen.shape[1]).mean())
         whole = (clean * known + off.T @ off) / (clean + len(off))
         self._set_coordinates(whole, unit / unseen.shape[1])
-        ids = self.view().decide(self.recent).ids
+        ids = self.view().decide_placed(self.placed()).ids
         homes = {d: int(ids[self.owner == d].mode().values) for d in self.owner.unique().tolist()}
         for domain in self.ids[:]:
             moved = (self.owner == domain) & (ids != domain)
@@ -249,8 +260,15 @@ class Router:
 
     def _nearest(self) -> tuple[int, int]:
         """The two nearest domains as (younger, older)."""
-        pairs = [(a, b) for k, a in enumerate(self.ids[1:], 1) for b in self.ids[1:k]]
-        return min(pairs, key=lambda pair: self._gap(*pair))
+        view, count = self.view(), len(self.ids) - 1
+        means, some = view.means[1:], 1 / view.counts[1:]
+        squared = torch.cdist(means, means).square() / view.unit
+        wide = view.spreads[1:].clamp_min(1.0)
+        chance = (some[:, None] + some) * means.shape[1]
+        gaps = squared / torch.maximum(wide[:, None], wide) - chance
+        gaps[torch.ones(count, count, dtype=torch.bool).triu()] = float("inf")
+        younger, older = divmod(int(gaps.argmin()), count)
+        return self.ids[1 + younger], self.ids[1 + older]
 
     def _merge(self, gone: int, into: int) -> tuple[int, int]:
         here, there = self.ids.index(gone), self.ids.index(into)
@@ -272,6 +290,8 @@ class Router:
         self.counts[0] = float(self.content.images)
 
     def _trim(self) -> None:
+        if self._placed is not None:
+            self._placed = self.placed()[-self.memory :]
         self.recent, self.owner = self.recent[-self.memory :], self.owner[-self.memory :]
 
     # State.
@@ -281,6 +301,10 @@ class Router:
         tensors = {name: getattr(self, name) for name in NAMES}
         values = {"ids": list(self.ids), "next_id": self.next_id, "unit": self.unit}
         return State(tensors, values | {"unrenewed": self.unrenewed})
+
+    def expected(self, state: State) -> Expected:
+        """See `expected_routing`."""
+        return expected_routing(state, {name: getattr(self, name).dtype for name in NAMES})
 
     def import_state(self, state: State) -> None:
         """Become what `export_state` described; nothing changes where it does not fit."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from ostinato.errors import StateError
+from ostinato.ops.expect import Expected, Like, count, ids, number
 from ostinato.ops.snapshot import State
 from ostinato.ops.whitening import whitener
 
@@ -22,6 +25,13 @@ class RoutingState:
     next_id: int
     unrenewed: int
     unit: float
+
+
+def expected_routing(state: State, types: Mapping[str, torch.dtype]) -> Expected:
+    """Tensors of the types that the router has, and counts; `read_routing` checks the rest."""
+    tensors = {n: Like(tuple(state.tensors[n].shape), kind) for n, kind in types.items()}
+    values = {"ids": ids(), "next_id": count(1), "unit": number(low=0), "unrenewed": count()}
+    return Expected(tensors, values)
 
 
 def read_routing(state: State, width: int) -> RoutingState:

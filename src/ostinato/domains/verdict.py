@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -41,16 +42,27 @@ class View:
     counts: Tensor
     mix: Tensor
 
+    @cached_property
+    def numbers(self) -> Tensor:
+        """The domains as a tensor, where the means are."""
+        return torch.tensor(self.ids, device=self.means.device)
+
     def distances(self, standard: Tensor) -> Tensor:
         """(B, K): squared distance to every domain, 1 for a usual image of it."""
-        placed = standard @ self.whiten
+        return self._apart(standard @ self.whiten)
+
+    def _apart(self, placed: Tensor) -> Tensor:
         squared = torch.cdist(placed, self.means).square()
         apart = squared / (placed.shape[1] * self.unit)
         return apart / (self.spreads * (1 + 1 / self.counts))
 
     def decide(self, standard: Tensor) -> Verdict:
         """Each image's domain, its posterior and its distance; changes nothing."""
-        apart = self.distances(standard)
+        return self.decide_placed(standard @ self.whiten)
+
+    def decide_placed(self, placed: Tensor) -> Verdict:
+        """The same of (B, d) descriptors that are whitened already."""
+        apart = self._apart(placed)
         fit = -0.5 * DEGREES * (self.spreads.log() + 2 * torch.log1p(apart / 2))
         mix = self.mix
         for _ in range(2):  # the batch tells what is coming, which tells more of the batch
@@ -58,12 +70,12 @@ class View:
             mix = blended(self.mix, posterior)
         best = posterior.argmax(1)
         distance = apart.gather(1, best[:, None])[:, 0]
-        ids = torch.tensor(self.ids)[best]
+        ids = self.numbers[best]
         return Verdict(ids, distance, posterior, distance > FAR)
 
     def _prior(self, mix: Tensor) -> Tensor:
         often = self.counts.clone()
-        often[0] = max(float(often[0]), 1.0)
+        often[0].clamp_(min=1.0)
         return (1 - DRIFT) * mix + DRIFT * often / often.sum()
 
 

@@ -40,6 +40,22 @@ class OstinatoConfig(MethodConfig):
     buffer_mb: float = Field(128.0, gt=0, description="megabytes that all buffers may take")
 
 
+@dataclass(frozen=True)
+class Published:
+    """An expert, and what it was made of."""
+
+    maps: tuple[BlockMap, ...]
+    branches: FlatBranches | None
+    changes: int
+    expert: Expert
+
+    def is_of(
+        self, maps: tuple[BlockMap, ...], branches: FlatBranches | None, changes: int
+    ) -> bool:
+        """Whether it would come out the same."""
+        return self.maps is maps and self.branches is branches and self.changes == changes
+
+
 @dataclass
 class Domain:
     """One domain's expert in the making.
@@ -54,6 +70,7 @@ class Domain:
         waiting: how many of the latest have not been learned from.
         variety: entropy of the mean answer that its maps alone give; learned answers keep near it.
         used: the last update of the state in which it had an image.
+        published: the expert that stands for it in the latest version, and what that was made of.
     """
 
     due: int
@@ -65,6 +82,7 @@ class Domain:
     waiting: int = 0
     used: int = 0
     variety: float = 0.0
+    published: Published | None = field(default=None, repr=False)
 
     def add(self, images: list[Tensor], bound: int) -> None:
         """Keep new images, at most `bound` of the latest."""
@@ -78,9 +96,14 @@ class Domain:
         self.due *= 2 if self.due < 200 else 4
 
     def expert(self) -> Expert:
-        """What is published of it."""
-        learned = self.branches.published() if self.branches and self.maps else ()
-        return Expert(self.maps, learned)
+        """What is published of it: the same one for as long as nothing in it changes."""
+        learned = self.branches if self.maps else None
+        changes = 0 if learned is None else learned.changes
+        known = self.published
+        if known is None or not known.is_of(self.maps, learned, changes):
+            expert = Expert(self.maps, () if learned is None else learned.published())
+            known = self.published = Published(self.maps, learned, changes, expert)
+        return known.expert
 
 
 @dataclass(frozen=True)

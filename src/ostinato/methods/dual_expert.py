@@ -17,6 +17,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ostinato.domains.descriptor import three_colours
 from ostinato.domains.discriminator import Evidence, make_discriminator
 from ostinato.experts.pool import ExpertPool
 from ostinato.methods._dual_expert_settings import PRESETS, DualExpertConfig
@@ -163,7 +164,7 @@ class DualExpert(Method):
     def _describe(self, batch: Input) -> Evidence:
         features = self._features(batch) if self.discriminator.needs_features else None
         return Evidence(
-            descriptors=self.discriminator.describe(batch.pixels, features),
+            descriptors=self.discriminator.describe(three_colours(batch.pixels), features),
             confidence=lambda: self._confidence(batch),
             oracle=batch.oracle,
             image_size=(int(batch.pixels.shape[-2]), int(batch.pixels.shape[-1])),

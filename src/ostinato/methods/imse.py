@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from ostinato.methods.base import Input, Method, MethodConfig, MethodInfo, Objective
 from ostinato.models import VisionModel
+from ostinato.ops.blocks import find_blocks
 from ostinato.ops.consistency import masked_mean
-from ostinato.ops.features import find_blocks
 from ostinato.ops.heads import select_classes
 from ostinato.ops.losses import entropy_threshold, softmax_entropy
 from ostinato.ops.optim import OptimizerName

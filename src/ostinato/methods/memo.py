@@ -27,6 +27,7 @@ class Memo(Method):
     """Make the source model agree with itself over views of one image, predict it, start over."""
 
     name = "memo"
+    batch_statistics = False  # a batch of views of one image says little about a domain
     Config = MemoConfig
     info = MethodInfo(
         title="MEMO",

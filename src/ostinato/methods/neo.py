@@ -41,8 +41,9 @@ class Neo(Method):
 
     def configure(self) -> None:
         """The centre; refuses a model without a linear classifier."""
-        find_head(self.model)
-        self.centre = self.track("centre", RunningMean(self.config.rate, zero=True))
+        width = find_head(self.model).in_features
+        centre = RunningMean(self.config.rate, zero=True, width=width)
+        self.centre = self.track("centre", centre)
 
     @torch.no_grad()
     def objective(self, batch: Input) -> Objective:

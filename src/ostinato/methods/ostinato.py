@@ -21,13 +21,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ostinato.domains.descriptor import three_colours
 from ostinato.domains.router import Router
 from ostinato.domains.texture import Texture
-from ostinato.domains.verdict import FAR, SOURCE, Change
+from ostinato.domains.verdict import SOURCE, Change
 from ostinato.errors import MissingResource
-from ostinato.experts.routed import Branch, Hooks, Pass
+from ostinato.experts.routed import Branch, Hooks
+from ostinato.methods._ostinato_answers import Answers
 from ostinato.methods._ostinato_distances import domain_distances
-from ostinato.methods._ostinato_learning import Learner
 from ostinato.methods._ostinato_parts import (
     PRESETS,
     Domain,
@@ -41,11 +42,11 @@ from ostinato.methods.contract import MethodConfig, Need
 from ostinato.ops.moments import map_rank
 from ostinato.ops.statistics import check_fits
 from ostinato.registry import METHODS
-from ostinato.types import Decision, StepOutput
+from ostinato.types import StepOutput
 
 
 @METHODS.register("ostinato")
-class Ostinato(Learner):
+class Ostinato(Answers):
     """Per-image routing, experts from moments, learning on top.
 
     >>> import timm
@@ -70,6 +71,7 @@ class Ostinato(Learner):
         differences="none: this is its release",
     )
     presets = PRESETS
+    follows = True
 
     @classmethod
     def needs(cls, config: MethodConfig) -> frozenset[Need]:
@@ -86,7 +88,8 @@ class Ostinato(Learner):
                 "or the model's blocks give no tokens. Collect them anew with "
                 "ostinato.collect_statistics(model, clean_images)."
             )
-        self.hooks = Hooks(self.model.base, self.targets)
+        widths = [block.mean.numel() for block in statistics.tokens]
+        self.hooks = Hooks(self.model.base, self.targets, widths)
         check_fits(statistics, self.hooks.blocks, self.fingerprint)
         self.statistics = statistics.to(self.model.device)
         self.describe = Texture()
@@ -101,6 +104,7 @@ class Ostinato(Learner):
             ),
         )
         self.bank = self.track("bank", DomainBank(self._new_branches, config, self._taken_over))
+        self.publisher = self._publisher()
         self.queue: list[tuple[Tensor, Tensor, Tensor | None]] = []
         self.version = Version(0, self.router.view())
 
@@ -114,7 +118,7 @@ class Ostinato(Learner):
         return _joined(parts)
 
     def _advance(self, batch: Input) -> StepOutput:
-        described = self.describe(batch.pixels)
+        described = self.describe(three_colours(batch.pixels))
         if not self.config.count_in:
             output = self._answer(batch, described)
             self._take_in(batch.pixels, described, batch.classes)
@@ -127,52 +131,6 @@ class Ostinato(Learner):
             updated = self._learn_waiting(batch.classes)
             return replace(output, updated=updated, events=tuple(self.events))
         return self._answer_and_learn(batch, described, change, ready)
-
-    def _answer(self, batch: Input, described: Tensor, change: Change | None = None) -> StepOutput:
-        version = self.version
-        verdict = version.view.decide(self.router.content.standard(described))
-        owners = verdict.owners() if change is None else change.owners
-        with torch.no_grad(), self.autocast():
-            logits = self._forward(batch, version, owners)
-        return self._output(logits, version, owners, verdict.distance, change)
-
-    def _forward(self, batch: Input, version: Version, owners: Sequence[int]) -> Tensor:
-        present = [d for d in dict.fromkeys(owners) if version.shares.get(d, 0.0) > 0]
-        rows = {domain: row for row, domain in enumerate(present)}
-        now = Pass(
-            [rows.get(owner) for owner in owners],
-            [version.experts[domain] for domain in present],
-            version.shared,
-        )
-        with self.hooks.open(now):
-            return self.logits(batch)
-
-    def _output(
-        self,
-        logits: Tensor,
-        version: Version,
-        owners: Sequence[int],
-        distance: Tensor,
-        change: Change | None,
-    ) -> StepOutput:
-        founded = set(change.founded) if change is not None else set()
-        usual = Counter(owners).most_common(1)[0][0]
-        decision = Decision(
-            domain=usual,
-            is_new=usual in founded,
-            distance=float(distance.mean()),
-            threshold=FAR,
-            evidence=len(owners),
-            per_sample=tuple(owners),
-        )
-        return StepOutput(
-            logits=logits.detach().float(),
-            decision=decision,
-            used=len(owners),
-            events=() if change is None else tuple(self.events),
-            version=version.number,
-            trust=tuple(version.shares.get(owner, 0.0) for owner in owners),
-        )
 
     # Taking in.
 
@@ -212,8 +170,8 @@ class Ostinato(Learner):
     def _answer_and_learn(
         self, batch: Input, described: Tensor, change: Change, domain: Domain
     ) -> StepOutput:
-        distance = self.version.view.decide(self.router.content.standard(described)).distance
         version = self.version
+        distance = self.publisher.placed(version).routes(described).distance
         logits, loss, updated = self._step(batch, domain)
         domain.waiting = 0
         self._republish()
@@ -244,7 +202,7 @@ class Ostinato(Learner):
 
     def respond(self, batch: Input) -> StepOutput:
         """Answer from the published version, without waiting for whoever learns; queue."""
-        described = self.describe(batch.pixels)
+        described = self.describe(three_colours(batch.pixels))
         output = self._answer(batch, described)
         if not self._frozen:
             self.queue.append((to_levels(batch.pixels), described, batch.classes))
@@ -268,6 +226,15 @@ class Ostinato(Learner):
         """What the source model says: a forward without experts."""
         with torch.no_grad(), self.autocast():
             return self.logits(batch).detach().float()
+
+    def arrive(self) -> None:
+        """Statistics and experts go where the model is; they stay in single precision."""
+        if not hasattr(self, "bank"):
+            return
+        device = self.model.device
+        self.statistics = self.statistics.to(device)
+        self._initial = self._initial.to(device)
+        self.bank.import_state(self.bank.export_state().to(device))
 
     def release(self) -> None:
         """Take the hooks off."""

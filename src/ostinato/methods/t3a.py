@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ostinato.methods.base import Input, Method, MethodConfig, MethodInfo, Objective
+from ostinato.ops.expect import Expected, Like
 from ostinato.ops.heads import final_features, find_head, select_classes
 from ostinato.ops.losses import softmax_entropy
 from ostinato.ops.snapshot import State
@@ -44,6 +45,18 @@ class Supports:
         """All supports."""
         held = {"features": self.features, "labels": self.labels, "entropies": self.entropies}
         return State(held)
+
+    def expected(self, state: State) -> Expected:
+        """As many labels and entropies as features, each as wide as the classifier's rows."""
+        classes = int(self.labels.max()) + 1  # every class starts with a row of its own
+        entropies = Like(("supports",), self.entropies.dtype, low=0)
+        return Expected(
+            {
+                "features": Like(("supports", self.features.shape[1]), self.features.dtype),
+                "labels": Like(("supports",), torch.int64, 0, classes - 1),
+                "entropies": entropies,
+            }
+        )
 
     def import_state(self, state: State) -> None:
         """Continue from there."""
