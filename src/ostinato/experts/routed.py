@@ -65,10 +65,10 @@ class Acting(Protocol):
     keep: Callable[[Tensor], Tensor] | None
     features: list[Tensor]
 
-    def block(self, number: int, tokens: Tensor, pieces: int) -> Tensor:
+    def block(self, number: int, tokens: Tensor) -> Tensor:
         """Tokens after a block, changed."""
 
-    def branch(self, number: int, z: Tensor, pieces: int) -> Tensor | None:
+    def branch(self, number: int, z: Tensor) -> Tensor | None:
         """What is added to a feed-forward network's output."""
 
 

@@ -232,15 +232,19 @@ class StackPass:
         self.features: list[Tensor] = []
         self.idle = single == 0 or not (maps or branches or shared)
 
-    def _pick(self, part: Tensor, pieces: int, like: torch.dtype | None = None) -> Tensor:
+    def _rows_of(self, tokens: Tensor) -> Tensor:
+        """The stack's row for each row of tokens; a cut-up image has several."""
+        pieces = len(tokens) // len(self.index)
+        return self.index.repeat_interleave(pieces) if pieces > 1 else self.index
+
+    def _pick(self, part: Tensor, tokens: Tensor, like: torch.dtype | None = None) -> Tensor:
         if self.single is not None:
             found = part[self.single]
         else:
-            index = self.index.repeat_interleave(pieces) if pieces > 1 else self.index
-            found = part.index_select(0, index)
+            found = part.index_select(0, self._rows_of(tokens))
         return found if like is None else found.to(like)
 
-    def block(self, number: int, tokens: Tensor, pieces: int) -> Tensor:
+    def block(self, number: int, tokens: Tensor) -> Tensor:
         """Tokens after a block, moved by each image's map."""
         if not self.maps:
             return tokens
@@ -248,18 +252,18 @@ class StackPass:
         kind = tokens.dtype
         return moved(
             tokens,
-            self._pick(factor, pieces, kind),
-            self._product(self._pick(down, pieces), kind),
-            self._product(factor[:0] if up is None else self._pick(up, pieces), kind),
-            self._pick(shift, pieces, kind),
-            self._pick(prefix, pieces, kind),
+            self._pick(factor, tokens, kind),
+            self._product(self._pick(down, tokens), kind),
+            self._product(factor[:0] if up is None else self._pick(up, tokens), kind),
+            self._pick(shift, tokens, kind),
+            self._pick(prefix, tokens, kind),
         )
 
     def _product(self, matrix: Tensor, kind: torch.dtype) -> Tensor:
         """Autocast takes half precision as it is; without it, a product needs one precision."""
         return matrix if torch.is_autocast_enabled(matrix.device.type) else matrix.to(kind)
 
-    def branch(self, number: int, z: Tensor, pieces: int) -> Tensor | None:
+    def branch(self, number: int, z: Tensor) -> Tensor | None:
         """What the learned branches add to a feed-forward network's output; None for nothing."""
         if not self.shared and not self.branches:
             return None
@@ -269,11 +273,11 @@ class StackPass:
             one = self.shared[number]
             hidden = F.gelu(tokens @ self._product(one.down, z.dtype))
             if self.single is None:
-                index = self.index.repeat_interleave(pieces) if pieces > 1 else self.index
+                index = self._rows_of(tokens)
                 hidden = hidden * (index > 0).to(hidden.dtype)[:, None, None]
             total = hidden @ self._product(one.up, z.dtype)
         if self.branches:
-            down, up = (self._pick(part, pieces) for part in self.rows.feed(number))
+            down, up = (self._pick(part, tokens) for part in self.rows.feed(number))
             hidden = F.gelu(tokens @ self._product(down, z.dtype))
             own = hidden @ self._product(up, z.dtype)
             total = own if total is None else total + own

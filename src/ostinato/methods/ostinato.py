@@ -21,7 +21,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ostinato.domains.descriptor import three_colours
 from ostinato.domains.router import Router
 from ostinato.domains.texture import Texture
 from ostinato.domains.verdict import SOURCE, Change
@@ -39,6 +38,7 @@ from ostinato.methods._ostinato_parts import (
 from ostinato.methods._ostinato_state import DomainBank
 from ostinato.methods.base import Input, MethodInfo
 from ostinato.methods.contract import MethodConfig, Need
+from ostinato.ops.colours import three_colours
 from ostinato.ops.moments import map_rank
 from ostinato.ops.statistics import check_fits
 from ostinato.registry import METHODS
