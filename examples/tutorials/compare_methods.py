@@ -4,7 +4,7 @@ from ostinato.bench.compare import compare
 from ostinato.bench.runner import run
 from ostinato.bench.spec import Spec
 
-# One stream for all: two corruptions that return. Every method sees the same images in the same
+# One stream for all: a corruption that returns. Every method sees the same images in the same
 # order, and a run's folder says what help it had.
 shared = {
     "model": "embedded",
@@ -12,12 +12,12 @@ shared = {
     "stream": "recurring",
     "data": {
         "dataset": "embedded",
-        "domains": ["gaussian_noise", "fog"],
+        "domains": ["gaussian_noise"],  # a list of any length, for instance [fog, snow]
         "rounds": 2,
-        "limit": 50,
+        "limit": 40,
     },
     "statistics": "embedded",
-    "batch_size": 25,
+    "batch_size": 20,
     "seeds": (2025, 2026),
     "device": "cpu",
 }
