@@ -207,6 +207,9 @@ class Cost(Config):
         seconds_per_batch: the median step.
         peak_memory: bytes, None where no step told.
         trained: parameters trained by the largest step.
+
+    >>> Cost(images_per_second=50.0, seconds_per_batch=1.0, peak_memory=None, trained=0).trained
+    0
     """
 
     images_per_second: float | None

@@ -34,6 +34,10 @@ class Provenance(Config):
         commit: the source tree's commit, with "+" where it had changes; None outside git.
         device: the processor that computed.
         date: when the run was created, UTC.
+
+    >>> found = Provenance.collect(seeds={"method": 2025})
+    >>> found.seeds["method"], found.device
+    (2025, 'cpu')
     """
 
     versions: dict[str, str]

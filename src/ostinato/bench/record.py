@@ -31,7 +31,12 @@ def finite(value: float | None) -> float | None:
 
 
 class RecordedDecision(Config):
-    """What the discriminator decided; `distance` is None where no domain was known yet."""
+    """What the discriminator decided; `distance` is None where no domain was known yet.
+
+    >>> from ostinato.types import Decision
+    >>> RecordedDecision.of(Decision(0, True, float("inf"), 5.0)).distance is None
+    True
+    """
 
     domain: int
     is_new: bool

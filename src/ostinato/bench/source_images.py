@@ -37,6 +37,10 @@ class SourceImages:
         labels: one per image (or a map each); None where they do not fit the model.
         transform: how they were resized.
         note: what is worth saying about them; empty where nothing is.
+
+    >>> import torch
+    >>> SourceImages(torch.zeros(2, 3, 8, 8, dtype=torch.uint8), None, "none").labels is None
+    True
     """
 
     images: Tensor

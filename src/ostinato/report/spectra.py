@@ -56,7 +56,11 @@ class Projection:
 
 
 class Ellipse(NamedTuple):
-    """Where a domain lies: centre, half axes, and the angle of the first in degrees."""
+    """Where a domain lies: centre, half axes, and the angle of the first in degrees.
+
+    >>> Ellipse((0.0, 0.0), (2.0, 1.0), 30.0).radii
+    (2.0, 1.0)
+    """
 
     centre: tuple[float, float]
     radii: tuple[float, float]

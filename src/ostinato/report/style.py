@@ -136,7 +136,11 @@ def shade(index: int) -> str:
 
 
 class End(NamedTuple):
-    """A name for the end of a line, or for a point at `at`."""
+    """A name for the end of a line, or for a point at `at`.
+
+    >>> End(40.0, "TENT", PALETTE[1]).name
+    'TENT'
+    """
 
     value: float
     name: str

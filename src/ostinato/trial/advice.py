@@ -25,6 +25,10 @@ class Outcome:
         memory: bytes at the highest point, where known.
         trained: parameters that a step moves.
         found: domains that it told apart, where it does.
+
+    >>> gain = Interval(5.0, 3.6, 6.6)
+    >>> Outcome("returning", "Ostinato robust", 21.4, gain, {}, 66.4, None, 0, 13).found
+    13
     """
 
     traffic: str
@@ -40,7 +44,11 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Refused:
-    """A method that could not be tried, and why."""
+    """A method that could not be tried, and why.
+
+    >>> Refused("BN statistics", "This model has no batch norm.").row
+    'BN statistics'
+    """
 
     row: str
     reason: str
@@ -55,6 +63,9 @@ class Advice:
         headline: in one sentence.
         preset: the settings to take; None where the advice is to leave it.
         reasons: further sentences.
+
+    >>> Advice("no", "Nothing is gained.", None, ()).preset is None
+    True
     """
 
     verdict: Verdict

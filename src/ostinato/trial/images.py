@@ -45,7 +45,13 @@ class FlatFolder(LabelledFiles):
 
 
 class Pictures(ArrayDataset):
-    """Images in memory, whose names tell which picture each was made of."""
+    """Images in memory, whose names tell which picture each was made of.
+
+    >>> images = torch.zeros(2, 3, 8, 8, dtype=torch.uint8)
+    >>> both = Pictures(images, torch.tensor([0, 0]), ["ordinary", "fog"], ["a", "a"], 10)
+    >>> both.key(0) == both.key(1), len(both.domain("fog"))
+    (True, 1)
+    """
 
     def __init__(
         self,
@@ -78,6 +84,11 @@ class Taken:
         labelled: whether the labels are the user's.
         names: one per image.
         note: what is worth saying about the labels.
+
+    >>> images = torch.zeros(4, 3, 8, 8, dtype=torch.uint8)
+    >>> taken = Taken(images, torch.arange(4), True, ("a", "b", "c", "d"))
+    >>> taken.part(1, 3).names
+    ('b', 'c')
     """
 
     images: Tensor

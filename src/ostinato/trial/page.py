@@ -47,7 +47,11 @@ class Facts:
 
 
 class Cell(NamedTuple):
-    """One cell of the table."""
+    """One cell of the table.
+
+    >>> Cell("21.4", "+5.0", True).best
+    True
+    """
 
     text: str
     gain: str
@@ -55,7 +59,11 @@ class Cell(NamedTuple):
 
 
 class Line(NamedTuple):
-    """One line of the table."""
+    """One line of the table.
+
+    >>> Line("One by one", [Cell("31.7", "", False)]).title
+    'One by one'
+    """
 
     title: str
     cells: list[Cell]

@@ -30,6 +30,9 @@ class Row:
         method: its registered name.
         preset: its named settings, or None.
         only: the kinds of traffic it is tried on; all where empty.
+
+    >>> [row.title for row in rows(["tent"])][:2]
+    ['Source', 'TENT (continual)']
     """
 
     title: str

@@ -45,6 +45,9 @@ class Request:
         minutes: how long the trial may take, about.
         peers: the methods beside our own.
         device: cpu, cuda or auto.
+
+    >>> Request(images="photos").spec(method="source").model
+    'embedded'
     """
 
     model: str = "embedded"
