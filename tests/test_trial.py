@@ -25,7 +25,7 @@ from ostinato.trial.images import (
     take_images,
 )
 from ostinato.trial.plan import FEW, all_traffic, few_classes
-from ostinato.trial.setting import Request
+from ostinato.trial.setting import Request, read_question
 
 
 def write_folder(root: Path, dim: float = 1.0, count: int = 14, flat: bool = False) -> Path:
@@ -98,6 +98,23 @@ def test_the_same_command_goes_on_and_another_is_refused(done: tuple[Request, Pa
     assert kept["limit"] == 12
     with pytest.raises(ConfigError, match="other settings"):
         trial(Request(**{**vars(request), "severity": 2}), home)
+
+
+def test_an_estimate_leaves_a_folder_that_the_trial_goes_on_with(
+    day: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from ostinato.trial import command
+
+    monkeypatch.setattr(command, "measure_pace", lambda *_: {("Source", 25): 0.5})
+    monkeypatch.setattr(command, "corrupted", lambda *_: _two_domains())
+    request = Request(images=str(day), minutes=0.01, device="cpu")
+    home = tmp_path / "out"
+    assert trial(request, home, estimate_only=True) is None
+    assert "25 images a domain" in capsys.readouterr().err
+    assert read_question(home)["limit"] is None
+    assert trial(request, home, estimate_only=True) is None
+    with pytest.raises(ConfigError, match=r"other settings \(severity\)"):
+        trial(Request(**{**vars(request), "severity": 2}), home, estimate_only=True)
 
 
 def test_a_folder_with_other_files_is_left_alone(day: Path) -> None:

@@ -45,17 +45,19 @@ def trial(request: Request, home: Path, *, estimate_only: bool = False) -> Path 
     chosen = rows(request.peers)
     before = read_question(home)
     material = Material.lay(request)
-    limit = request.limit or (before or {}).get("limit")
-    preparations = Preparations(home, request, material.clean)
-    if limit is None:
-        limit = _afford(request, preparations, material, chosen, home, console)
-    asked = question(request, limit, material.digest, request.load())
+    asked = question(request, request.limit, material.digest, request.load())
     if before is not None:
         check_same(home, before, asked)
         _say(console, f"Going on with the trial in {home}.")
+    limit = request.limit or (before or {}).get("limit")
+    preparations = Preparations(home, request, material.clean)
+    if limit is None:
+        # What is prepared for the timing belongs to this question, which is kept from now on.
+        write_question(home, asked)
+        limit = _afford(request, preparations, material, chosen, console)
     if estimate_only:
         return None
-    write_question(home, asked)
+    write_question(home, {**asked, "limit": limit})
     traffic = all_traffic(material.pictures(limit))
     try:
         results = carry_out(home, preparations, traffic, chosen, console)
@@ -118,11 +120,9 @@ def _afford(
     preparations: Preparations,
     material: Material,
     chosen: list[Row],
-    home: Path,
     console: Console,
 ) -> int:
     """How many images a domain fit into the time; says how long that takes."""
-    home.mkdir(parents=True, exist_ok=True)
     most = min(material.available, DEFAULT)
     _say(console, "Timing a few batches of each method ...")
     probe = material.pictures(most)

@@ -81,7 +81,7 @@ class Request:
         return load_model(spec)
 
 
-def question(request: Request, limit: int, digest: str, model: nn.Module) -> dict[str, Any]:
+def question(request: Request, limit: int | None, digest: str, model: nn.Module) -> dict[str, Any]:
     """All that a trial's figures follow from, as plain values."""
     return {
         "made by": "ostinato trial",
@@ -111,7 +111,7 @@ def read_question(home: Path) -> dict[str, Any] | None:
         found = json.loads(place.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         found = None
-    if not isinstance(found, dict) or not isinstance(found.get("limit"), int):
+    if not isinstance(found, dict) or not isinstance(found.get("limit"), int | None):
         raise ConfigError(f"{place} cannot be read: choose another folder with --out.")
     return found
 
@@ -124,7 +124,11 @@ def write_question(home: Path, asked: Mapping[str, Any]) -> None:
 
 def check_same(home: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Refuse to go on with a trial of another question."""
-    differs = [key for key in now if before.get(key) != now[key]]
+    open_yet = (
+        before.get("limit") is None or now["limit"] is None
+    )  # no run has begun, or none asked
+    keys = [key for key in now if not (key == "limit" and open_yet)]
+    differs = [key for key in keys if before.get(key) != now[key]]
     if differs:
         raise ConfigError(
             f"{home} holds a trial with other settings ({', '.join(differs)}): choose another "
