@@ -94,8 +94,8 @@ class Routes:
         return len(self.view.ids)
 
     def __call__(self, described: Tensor) -> Routed:
-        """Decide of (B, d) descriptors, which lie on the same device."""
-        verdict = self.view.decide(self.content.place(described))
+        """Decide of (B, d) descriptors."""
+        verdict = self.view.decide(self.content.place(described.to(self.facts.device)))
         known = self.facts[len(self.content.mean) * self.room :].view(5, self.room)[3:]
         owners, rows = known[:, verdict.ids].long()
         none = torch.full_like(owners, SOURCE)

@@ -90,6 +90,12 @@ class Publisher:
             self._latest = placed = self._place(version)
         return placed
 
+    def _shared_of(self, version: Version, kind: torch.dtype) -> tuple[Branch, ...]:
+        latest = self._latest
+        if latest is not None and latest.version.shared is version.shared:
+            return latest.shared
+        return tuple(Branch(one.down.to(kind), one.up.to(kind)) for one in version.shared)
+
     def _place(self, version: Version) -> Placed:
         acting: dict[int, Expert] = {
             number: expert
@@ -105,7 +111,7 @@ class Publisher:
             routes,
             self.stack.now,
             table,
-            tuple(Branch(one.down.to(kind), one.up.to(kind)) for one in version.shared),
+            self._shared_of(version, kind),
             any(expert.maps for expert in acting.values()),
             any(expert.branches for expert in acting.values()),
         )
