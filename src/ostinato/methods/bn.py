@@ -13,7 +13,11 @@ from ostinato.registry import METHODS
 
 
 class BnConfig(MethodConfig):
-    """Settings of BN statistics."""
+    """Settings of BN statistics.
+
+    >>> BnConfig().prior
+    0
+    """
 
     prior: int = Field(0, ge=0, description="source images that the source's statistics count as")
 

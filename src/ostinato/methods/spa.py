@@ -21,7 +21,11 @@ from ostinato.registry import METHODS
 
 
 class SpaConfig(MethodConfig):
-    """Settings of SPA."""
+    """Settings of SPA.
+
+    >>> SpaConfig().noise_lr
+    1.0
+    """
 
     optimizer: OptimizerName = Field("sgd", description="adam, adamw or sgd")
     lr: float = Field(0.01, ge=0, description="learning rate of the norms")
@@ -33,7 +37,14 @@ class SpaConfig(MethodConfig):
 
 @METHODS.register("spa")
 class Spa(Method):
-    """Bring predictions of two weak views to the clean one's, where that is surer."""
+    """Bring predictions of two weak views to the clean one's, where that is surer.
+
+    >>> from ostinato import adapt
+    >>> from ostinato.checks import small_batches, small_model
+    >>> adapted = adapt(small_model(), "spa")
+    >>> adapted(small_batches(1)[0]).shape
+    torch.Size([8, 5])
+    """
 
     name = "spa"
     rates = ("lr", "predictor_lr")
