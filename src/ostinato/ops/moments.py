@@ -120,12 +120,13 @@ def power(matrix: Tensor, exponent: float) -> Tensor:
 def whitening(covariance: Tensor, least: Tensor) -> Tensor:
     """The power −½ of a domain's ridged covariance, in double precision.
 
-    A GPU is slow at eigenvalues and quick at products, so there it is made of products.
+    A GPU is slow at eigenvalues and quick at products, so there it is made of products. They have to
+    be in double precision too: in TF32, which users switch on for their models, they lead nowhere.
     """
     whole = ridged(covariance.double(), least)
     if not whole.is_cuda:
         return power(whole, -0.5)
-    return inverse_root(whole.float(), RIDGE / (2 * len(whole))).double()
+    return inverse_root(whole, RIDGE / (2 * len(whole)))
 
 
 @dataclass(frozen=True)
