@@ -97,6 +97,12 @@ class Cola(Method):
         self.detector = self.track("detector", detector)
         self._handle = self.inner.optimizer.register_step_pre_hook(self._before_step)
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        if not self._detached:  # an optimizer's copy has no hooks
+            assert self.inner.optimizer is not None
+            self._handle = self.inner.optimizer.register_step_pre_hook(self._before_step)
+
     def inspect(self, batch: Input) -> None:
         """Whatever the inner method refuses."""
         self.inner.inspect(batch)

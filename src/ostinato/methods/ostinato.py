@@ -69,6 +69,7 @@ class Ostinato(Learner):
         differences="none: this is its release",
     )
     presets = PRESETS
+    example = {"micro": 8, "enough": 8}
 
     @classmethod
     def needs(cls, config: MethodConfig) -> frozenset[Need]:
