@@ -15,7 +15,8 @@ import tyro
 
 from ostinato.cli_bench import compare_command, run_command, search_command, table_command
 from ostinato.cli_data import data_check_command, data_fetch_command
-from ostinato.cli_methods import list_command, prepare_command, speed_command
+from ostinato.cli_methods import list_command, prepare_command
+from ostinato.cli_speed import speed_command
 from ostinato.errors import OstinatoError, did_you_mean
 from ostinato.report.command import report as report_command
 from ostinato.soak.command import soak_command

@@ -13,6 +13,7 @@ from ostinato.checks.small import CLASSES, clean_images, example_model, small_ba
 from ostinato.methods.base import Method
 from ostinato.methods.contract import resolve_config
 from ostinato.ops.snapshot import State
+from ostinato.ops.statistics import SourceStatistics
 
 Build = Callable[..., Method]
 Check = Callable[[Build], str | None]
@@ -21,13 +22,16 @@ Check = Callable[[Build], str | None]
 def builder(name: str, kind: type[Method], settings: dict[str, Any]) -> Build:
     """Builds the method on a small model, with whatever help it needs."""
     prepared: list[State] = []  # made once: warming adapters takes longer than a check
+    statistics: list[SourceStatistics] = []
     settings = {**kind.example, **settings}
 
     def build(**more: Any) -> Method:
         model = example_model(kind)
         help_given: dict[str, Any] = {}
         if kind.info.norms == "any":  # they are read from transformer blocks
-            help_given["statistics"] = collect_statistics(model, clean_images(200, seed=9))
+            if not statistics:
+                statistics.append(collect_statistics(model, clean_images(200, seed=9)))
+            help_given["statistics"] = statistics[0]
         config = resolve_config(kind, settings.get("preset"), _plain({**settings, **more}))
         if "prepared file" in kind.needs(config):
             if not prepared:

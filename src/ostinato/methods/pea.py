@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from ostinato.methods.base import Input, Method, MethodConfig, MethodInfo, Objective
 from ostinato.models import VisionModel
+from ostinato.ops.blocks import find_blocks
 from ostinato.ops.colouring import (
     REGULAR,
     TokenMoments,
@@ -22,7 +23,7 @@ from ostinato.ops.colouring import (
     visiting,
 )
 from ostinato.ops.expect import Expected, Like, mapped, number
-from ostinato.ops.features import FeatureTaps, find_blocks
+from ostinato.ops.features import FeatureTaps
 from ostinato.ops.losses import softmax_entropy
 from ostinato.ops.snapshot import Scalars, State
 from ostinato.registry import METHODS
@@ -108,6 +109,7 @@ class Pea(Method):
         trains="nothing",
         predicts="before",
         needs=frozenset({"prepared file"}),
+        setting="ImageNet-C, ViT-B/16",
         differences=(
             "the source's covariance is that of all tokens (the release centres each batch by "
             "itself)"
