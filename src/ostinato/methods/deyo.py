@@ -60,6 +60,7 @@ class Deyo(Method):
         ),
     )
     presets = {"imagenet-c": {"lr": 1e-3}}
+    example = {"plpd": -1.0}
 
     def trainable(self) -> dict[str, nn.Parameter]:
         """The norms' weights and biases, but those of the last blocks."""

@@ -71,6 +71,7 @@ class Ostinato(Answers):
         differences="none: this is its release",
     )
     presets = PRESETS
+    example = {"micro": 8, "enough": 8}
     follows = True
 
     @classmethod
