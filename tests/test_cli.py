@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from ostinato.data.embedded import embedded_images, embedded_model
 from ostinato.errors import ConfigError, DataError, MissingResource
 from ostinato.models import fingerprint
 from ostinato.ops.snapshot import load_state
+from ostinato.remembered import remembered
 
 METHODS_PAGE = Path(__file__).parents[1] / "docs" / "methods.md"
 PREPARE = ["--model", "embedded", "--data", "embedded-tune", "--device", "cpu"]
@@ -327,3 +329,47 @@ def test_a_reader_that_leaves_early_gets_no_traceback() -> None:
         done.stdout.close()
         assert b"Traceback" not in done.stderr.read()
     assert done.returncode == 141
+
+
+# Listing without torch.
+
+
+def test_a_list_is_remembered_until_a_file_changes(tmp_path: Path, monkeypatch) -> None:
+    asked = []
+
+    def make() -> list[list[str]]:
+        asked.append(1)
+        return [["name"], [f"answer {len(asked)}"]]
+
+    for _ in range(3):
+        assert remembered("things", make, tmp_path) == [["name"], ["answer 1"]]
+    (kept,) = tmp_path.iterdir()
+    for junk in ("", "[1, 2]", '{"a": 1}', "[]"):
+        kept.write_text(junk)
+        assert remembered("things", make, tmp_path)[1] == [f"answer {len(asked)}"]
+    monkeypatch.setattr("ostinato.remembered._key", lambda: "another")
+    count = len(asked)
+    assert remembered("things", make, tmp_path)[1] == [f"answer {count + 1}"]
+    assert len(list(tmp_path.iterdir())) == 1  # the older one is gone
+    nowhere = kept.parent / "things-another.json" / "below"  # a file is no folder
+    assert remembered("things", make, nowhere)[1] == [f"answer {count + 2}"]
+
+
+def test_a_remembered_list_needs_no_torch(tmp_path: Path) -> None:
+    code = (
+        "import sys\nfrom ostinato.cli import main\nmain(['list', 'streams'])\n"
+        "print('torch' in sys.modules, file=sys.stderr)"
+    )
+    found = []
+    for _ in range(2):
+        environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path)}
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            capture_output=True,
+            text=True,
+            env=environment,
+            check=True,
+        )
+        found.append((done.stdout, done.stderr.split()[-1]))
+    assert found[0] == (found[1][0], "True")
+    assert found[1][1] == "False"

@@ -8,7 +8,6 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ostinato.domains.descriptor import three_colours
 from ostinato.domains.texture import Texture
 from ostinato.errors import ConfigError, MissingResource, OstinatoError
 from ostinato.methods.base import Method, Resources
@@ -16,6 +15,7 @@ from ostinato.methods.contract import check_resources, resolve_config
 from ostinato.models import Normalize, Triple, VisionModel, check_module, fingerprint
 from ostinato.ops.batches import Images, image_batches
 from ostinato.ops.blocks import Choice, choose_blocks, find_blocks
+from ostinato.ops.colours import three_colours
 from ostinato.ops.snapshot import State, load_state
 from ostinato.ops.statistics import SourceStatistics, collect
 from ostinato.ops.trainable import Flags

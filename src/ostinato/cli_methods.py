@@ -11,6 +11,9 @@ import tyro
 
 from ostinato.cli_bench import Words
 from ostinato.errors import ConfigError
+from ostinato.lines import columns
+from ostinato.lines import markdown as as_markdown
+from ostinato.remembered import remembered
 
 Kind = Literal[
     "methods", "datasets", "streams", "tables", "corruptions", "descriptors", "discriminators"
@@ -26,20 +29,25 @@ def list_command(kind: Annotated[Kind, tyro.conf.Positional], markdown: bool = F
         kind: which collection.
         markdown: as Markdown; of methods, the whole page docs/methods.md with measured costs.
     """
-    from ostinato.bench import catalogue
-
     if markdown and kind == "methods":
         from ostinato.bench.method_page import method_page
 
         print(method_page(), end="")
         return
-    head, rows = catalogue.catalogue(kind)
+    rows = remembered(kind, lambda: _listed(kind))
     if markdown:
-        print(catalogue.markdown(head, rows))
+        print(as_markdown(rows[0], rows[1:]))
         return
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    for line in catalogue.columns([head, *rows]):
+    for line in columns(rows):
         print(line[:width])
+
+
+def _listed(kind: Kind) -> list[list[str]]:
+    from ostinato.bench.catalogue import catalogue
+
+    head, rows = catalogue(kind)
+    return [list(row) for row in (head, *rows)]
 
 
 def prepare_command(

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ostinato.errors import ConfigError
+from ostinato.lines import columns
 
 HEAD = ("", "images/s", "ms a batch", "× forward", "p50 ms", "p99 ms", "learned", "expert", "MB")
 
@@ -110,8 +111,6 @@ def _maker(
 
 
 def _show(title: str, found: Sequence[Any]) -> None:
-    from ostinato.bench.catalogue import columns
-
     rows = [HEAD]
     for one in found:
         time = (f"{one.images:.1f}", f"{one.milliseconds:.2f}", f"{one.ratio:.2f}")

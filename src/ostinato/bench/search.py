@@ -96,11 +96,12 @@ def _best(trials: Sequence[Variant], found: Found, table: Table) -> Variant:
 
 
 def _holds(trials: Sequence[Variant], best: Variant, found: Found, table: Table) -> float:
-    """In how many percent of resamples of domains and rounds the best factor stays the best."""
+    """In how many percent of resamples of domains and rounds no other factor is better."""
     scores = np.array([_cells(trial, found, table) for trial in trials])
     draws = np.random.default_rng(0).integers(scores.shape[1], size=(RESAMPLES, scores.shape[1]))
-    winners = scores[:, draws].mean(-1).argmin(0)
-    return 100.0 * float((winners == list(trials).index(best)).mean())
+    means = scores[:, draws].mean(-1)
+    chosen = means[list(trials).index(best)]
+    return 100.0 * float((chosen <= means.min(0) + 1e-9).mean())  # equal ones are no better
 
 
 def _cells(trial: Variant, found: Found, table: Table) -> list[float]:
@@ -151,7 +152,7 @@ def _result(
             "Every method gets the same factors of the rate that its authors, or its preset, set; "
             "a method with several online rates has all of them scaled. The best has the lowest "
             "mean over all rounds. Holds: in how many percent of resamples of domains and rounds "
-            "it stays the best.",
+            "no other is better.",
             *skipped,
         ),
     )

@@ -193,7 +193,7 @@ def measure_routing(
         described[:] = [adapted.describe(batch)]
 
     def decide(batch: torch.Tensor) -> None:
-        adapted.version.view.decide(adapted.router.content.standard(described[0])).owners()
+        adapted.version.view.decide(adapted.router.content.place(described[0].cpu())).owners()
 
     made = [
         make_way("forward", setting),

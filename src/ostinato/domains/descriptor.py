@@ -65,21 +65,6 @@ def check_images(images: Tensor) -> None:
         raise InputError(f"Images should be float in [0, 1], not {images.dtype}: divide by 255.")
 
 
-def three_colours(images: Tensor) -> Tensor:
-    """(B, C, H, W) as the three colours that descriptors read.
-
-    One or two channels are repeated, of more than three the first three count.
-
-    >>> import torch
-    >>> three_colours(torch.rand(2, 1, 4, 4)).shape, three_colours(torch.rand(2, 6, 4, 4)).shape
-    (torch.Size([2, 3, 4, 4]), torch.Size([2, 3, 4, 4]))
-    """
-    channels = images.shape[1]
-    if channels >= 3:
-        return images[:, :3]
-    return images[:, [0, channels - 1, channels - 1]]
-
-
 def radius_for(height: int, width: int, radius: int | None = None) -> int:
     """The frequency radius for an image size: 16 at 224 px, in proportion elsewhere, 2 at least.
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from ostinato.domains.verdict import SOURCE, View
+from ostinato.ops.whitening import Content
 
 START = 16
 
@@ -29,7 +29,7 @@ def capacity(domains: int) -> int:
 
 
 def packed(view: View, rows: Sequence[int]) -> Tensor:
-    """Means, spreads, counts, mix, ids, expert rows and unit of a view, as one vector on the host.
+    """Means, spreads, counts, mix, ids and expert rows of a view, as one vector on the host.
 
     Args:
         view: what is known of domains.
@@ -37,14 +37,13 @@ def packed(view: View, rows: Sequence[int]) -> Tensor:
     """
     room, count = capacity(len(view.ids)), len(view.ids)
     width = view.means.shape[1]
-    whole = torch.zeros(room * (width + 5) + 1, dtype=torch.double)
-    means, rest = whole[: room * width].view(room, width), whole[room * width : -1].view(5, room)
+    whole = torch.zeros(room * (width + 5), dtype=torch.double)
+    means, rest = whole[: room * width].view(room, width), whole[room * width :].view(5, room)
     means[:count] = view.means
     rest[0] = 1.0
     facts = (view.spreads, view.counts, view.mix, view.ids, rows)
     for row, values in zip(rest, facts, strict=True):
         row[:count] = torch.as_tensor(values, dtype=torch.double)
-    whole[-1] = view.unit
     return whole
 
 
@@ -69,25 +68,19 @@ class Routes:
 
     Attributes:
         facts: what `packed` gave.
-        whiten: (d, d) matrix.
-        mean: (d,) of clean descriptors.
-        scale: (d,) likewise.
+        content: how descriptors are placed, on the same device.
     """
 
     facts: Tensor
-    whiten: Tensor
-    mean: Tensor
-    scale: Tensor
+    content: Content
     view: View = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        width = len(self.mean)
-        room = (len(self.facts) - 1) // (width + 5)
-        rest = self.facts[room * width : -1].view(5, room)
+        width = len(self.content.mean)
+        room = len(self.facts) // (width + 5)
+        rest = self.facts[room * width :].view(5, room)
         view = View(
             tuple(range(room)),
-            self.whiten,
-            cast(Any, self.facts[-1]),  # a number that stays on the device
             self.facts[: room * width].view(room, width),
             rest[0],
             rest[1],
@@ -101,10 +94,9 @@ class Routes:
         return len(self.view.ids)
 
     def __call__(self, described: Tensor) -> Routed:
-        """Decide of (B, d) descriptors, which lie on the same device."""
-        standard = (described.detach().double() - self.mean) / self.scale
-        verdict = self.view.decide(standard)
-        known = self.facts[len(self.mean) * self.room : -1].view(5, self.room)[3:]
+        """Decide of (B, d) descriptors."""
+        verdict = self.view.decide(self.content.place(described.to(self.facts.device)))
+        known = self.facts[len(self.content.mean) * self.room :].view(5, self.room)[3:]
         owners, rows = known[:, verdict.ids].long()
         none = torch.full_like(owners, SOURCE)
         owners, rows = (torch.where(verdict.far, none, value) for value in (owners, rows))

@@ -26,17 +26,13 @@ class View:
 
     Attributes:
         ids: domains, the source first.
-        whiten: (d, d) matrix.
-        unit: squared whitened distance per dimension that is usual within a domain.
-        means: (K, d) whitened means.
+        means: (K, d) where they lie, in content's deviations.
         spreads: (K,) each domain's usual squared distance, 1 on average.
         counts: (K,) images behind each.
         mix: (K,) what the latest traffic was made of.
     """
 
     ids: tuple[int, ...]
-    whiten: Tensor
-    unit: float
     means: Tensor
     spreads: Tensor
     counts: Tensor
@@ -47,22 +43,18 @@ class View:
         """The domains as a tensor, where the means are."""
         return torch.tensor(self.ids, device=self.means.device)
 
-    def distances(self, standard: Tensor) -> Tensor:
-        """(B, K): squared distance to every domain, 1 for a usual image of it."""
-        return self._apart(standard @ self.whiten)
-
-    def _apart(self, placed: Tensor) -> Tensor:
-        squared = torch.cdist(placed, self.means).square()
-        apart = squared / (placed.shape[1] * self.unit)
+    def distances(self, placed: Tensor) -> Tensor:
+        """(B, K): mean squared distance to every domain, 1 for a usual image of it."""
+        apart = torch.cdist(placed, self.means).square() / placed.shape[1]
         return apart / (self.spreads * (1 + 1 / self.counts))
 
-    def decide(self, standard: Tensor) -> Verdict:
-        """Each image's domain, its posterior and its distance; changes nothing."""
-        return self.decide_placed(standard @ self.whiten)
+    def decide(self, placed: Tensor) -> Verdict:
+        """Each image's domain, its posterior and its distance; changes nothing.
 
-    def decide_placed(self, placed: Tensor) -> Verdict:
-        """The same of (B, d) descriptors that are whitened already."""
-        apart = self._apart(placed)
+        Args:
+            placed: (B, d) what `Content.place` gave.
+        """
+        apart = self.distances(placed)
         fit = -0.5 * DEGREES * (self.spreads.log() + 2 * torch.log1p(apart / 2))
         mix = self.mix
         for _ in range(2):  # the batch tells what is coming, which tells more of the batch

@@ -69,6 +69,7 @@ class FlatBranches:
         self.value = torch.cat(parts).to(device)
         self.first, self.second = torch.zeros_like(self.value), torch.zeros_like(self.value)
         self.updates = self.changes = 0  # the second never goes back
+        self._published: tuple[int, tuple[Branch, ...]] | None = None
 
     def branches(self, value: Tensor | None = None) -> tuple[Branch, ...]:
         """Views of the vector (or of another one like it), a branch for each network."""
@@ -82,9 +83,18 @@ class FlatBranches:
             at += 2 * size
         return tuple(found)
 
+    def leaves(self, value: Tensor | None = None) -> tuple[Branch, ...]:
+        """The branches as tensors to differentiate by; each has a gradient of its own size."""
+        return tuple(
+            Branch(one.down.detach().requires_grad_(), one.up.detach().requires_grad_())
+            for one in self.branches(value)
+        )
+
     def published(self) -> tuple[Branch, ...]:
-        """Branches that later steps do not change."""
-        return self.branches(self.value.clone())
+        """Branches that later steps do not change; the same ones until the next step."""
+        if self._published is None or self._published[0] != self.changes:
+            self._published = (self.changes, self.branches(self.value.clone()))
+        return self._published[1]
 
     def step(self, grad: Tensor, *, lr: float, weight_decay: float) -> None:
         """One AdamW step."""

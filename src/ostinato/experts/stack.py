@@ -232,31 +232,31 @@ class StackPass:
         self.features: list[Tensor] = []
         self.idle = single == 0 or not (maps or branches or shared)
 
-    def _index(self, rows: Tensor) -> Tensor:
-        """The row of the stack of each row of tokens: a model may cut its images up."""
-        pieces = len(rows) // len(self.index)
+    def _index(self, count: int) -> Tensor:
+        """The row of each row of a tensor; a model that cuts its images up has several for each."""
+        pieces = count // len(self.index)
         return self.index.repeat_interleave(pieces) if pieces > 1 else self.index
 
-    def _pick(self, part: Tensor, tokens: Tensor, like: torch.dtype | None = None) -> Tensor:
+    def _pick(self, part: Tensor, count: int, kind: torch.dtype | None = None) -> Tensor:
         if self.single is not None:
             found = part[self.single]
         else:
-            found = part.index_select(0, self._index(tokens))
-        return found if like is None else found.to(like)
+            found = part.index_select(0, self._index(count))
+        return found if kind is None else found.to(kind)
 
     def block(self, number: int, tokens: Tensor) -> Tensor:
         """Tokens after a block, moved by each image's map."""
         if not self.maps:
             return tokens
         down, up, factor, shift, prefix = self.rows.block(number)
-        kind = tokens.dtype
+        kind, count = tokens.dtype, len(tokens)
         return moved(
             tokens,
-            self._pick(factor, tokens, kind),
-            self._product(self._pick(down, tokens), kind),
-            self._product(factor[:0] if up is None else self._pick(up, tokens), kind),
-            self._pick(shift, tokens, kind),
-            self._pick(prefix, tokens, kind),
+            self._pick(factor, count, kind),
+            self._product(self._pick(down, count), kind),
+            self._product(factor[:0] if up is None else self._pick(up, count), kind),
+            self._pick(shift, count, kind),
+            self._pick(prefix, count, kind),
         )
 
     def _product(self, matrix: Tensor, kind: torch.dtype) -> Tensor:
@@ -273,10 +273,11 @@ class StackPass:
             one = self.shared[number]
             hidden = F.gelu(tokens @ self._product(one.down, z.dtype))
             if self.single is None:
-                hidden = hidden * (self._index(tokens) > 0).to(hidden.dtype)[:, None, None]
+                index = self._index(len(z))
+                hidden = hidden * (index > 0).to(hidden.dtype)[:, None, None]
             total = hidden @ self._product(one.up, z.dtype)
         if self.branches:
-            down, up = (self._pick(part, tokens) for part in self.rows.feed(number))
+            down, up = (self._pick(part, len(z)) for part in self.rows.feed(number))
             hidden = F.gelu(tokens @ self._product(down, z.dtype))
             own = hidden @ self._product(up, z.dtype)
             total = own if total is None else total + own

@@ -35,11 +35,12 @@ class Levelled(Method):
         assert self.resources.prepared is not None
         self.levels = Levels(self.model)
         self.moments = read_levels(self.resources.prepared, self.model, self.model.device)
+        self.width = find_head(self.model).in_features
         self.target = self.track("target", RunningMean(self.config.rate, width=self.width))
 
     def recentred(self, batch: Input, logits: Tensor, known: Tensor | None) -> Tensor:
         """Logits as they would be with the target's mean, as it was known, on the source's."""
         if known is None:
             return select_classes(logits, batch.classes)
-        shift = self.moments.mean[-find_head(self.model).in_features :] - known
+        shift = self.moments.mean[-self.width :] - known
         return shifted_logits(self.model, logits, shift, batch.classes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from pydantic import Field
@@ -33,10 +33,16 @@ class OstinatoConfig(MethodConfig):
     kappa: float = Field(0.4, gt=0, description="entropy, in ln C, above which nothing is learned")
     settle: float = Field(10.0, gt=0, description="updates after which a rate has halved")
     micro: int = Field(50, ge=2, description="images of a domain that an update rests on")
+    spare: int = Field(
+        0, ge=0, description="micro-batches that a settled expert passes over between two updates"
+    )
     enough: int = Field(20, ge=4, description="images of one piece that found a domain")
     apart: float = Field(5.5, gt=0, description="deviations between two domains")
     max_domains: int = Field(32, ge=2, description="domains that are kept, beside the source")
     buffer: int = Field(128, ge=8, description="latest images of a domain that maps are made from")
+    compile: bool | Literal["auto"] = Field(
+        "auto", description="capture whole answers on a GPU; auto does so where the model allows it"
+    )
     buffer_mb: float = Field(128.0, gt=0, description="megabytes that all buffers may take")
 
 
@@ -70,6 +76,9 @@ class Domain:
         waiting: how many of the latest have not been learned from.
         variety: entropy of the mean answer that its maps alone give; learned answers keep near it.
         used: the last update of the state in which it had an image.
+        skipped: micro-batches passed over since its last update.
+        usual: entropy of its answers, in ln C, as it usually is.
+        excess: by how much the latest answers were less sure than usual.
         published: the expert that stands for it in the latest version, and what that was made of.
     """
 
@@ -82,6 +91,9 @@ class Domain:
     waiting: int = 0
     used: int = 0
     variety: float = 0.0
+    skipped: int = 0
+    usual: float = 1.0
+    excess: float = 0.0
     published: Published | None = field(default=None, repr=False)
 
     def add(self, images: list[Tensor], bound: int) -> None:

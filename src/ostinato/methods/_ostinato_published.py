@@ -71,9 +71,8 @@ class Publisher:
     ) -> None:
         self._given = (layout, content, device, kind)
         self.stack = Stack(layout, device, kind)
-        self.mean, self.scale = (v.double().to(device) for v in (content.mean, content.scale))
+        self.device, self.content = device, content.to(device)
         self._lock = threading.Lock()
-        self._whiten: tuple[Tensor, Tensor] | None = None
         self._latest: Placed | None = None
 
     def __getstate__(self) -> Any:
@@ -91,6 +90,12 @@ class Publisher:
             self._latest = placed = self._place(version)
         return placed
 
+    def _shared_of(self, version: Version, kind: torch.dtype) -> tuple[Branch, ...]:
+        latest = self._latest
+        if latest is not None and latest.version.shared is version.shared:
+            return latest.shared
+        return tuple(Branch(one.down.to(kind), one.up.to(kind)) for one in version.shared)
+
     def _place(self, version: Version) -> Placed:
         acting: dict[int, Expert] = {
             number: expert
@@ -99,17 +104,14 @@ class Publisher:
         }
         table = dict(zip(acting, self.stack.rows(list(acting.values())), strict=True))
         facts = packed(version.view, [table.get(number, SOURCE) for number in version.view.ids])
-        host = version.view.whiten
-        if self._whiten is None or self._whiten[0] is not host:
-            self._whiten = (host, host.to(self.mean.device))
-        routes = Routes(facts.to(self.mean.device), self._whiten[1], self.mean, self.scale)
+        routes = Routes(facts.to(self.device), self.content)
         kind = self.stack.now.matrices.dtype
         return Placed(
             version,
             routes,
             self.stack.now,
             table,
-            tuple(Branch(one.down.to(kind), one.up.to(kind)) for one in version.shared),
+            self._shared_of(version, kind),
             any(expert.maps for expert in acting.values()),
             any(expert.branches for expert in acting.values()),
         )

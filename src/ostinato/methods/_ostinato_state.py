@@ -16,7 +16,7 @@ from ostinato.ops.moments import BlockMap
 from ostinato.ops.snapshot import State
 
 BUFFERS = ("recent", "latest")
-NUMBERS = ("due", "images", "share", "waiting", "used", "variety")
+NUMBERS = ("due", "images", "share", "waiting", "used", "variety", "skipped", "usual", "excess")
 
 
 class DomainBank:

@@ -31,6 +31,7 @@ class Bn(Method):
         trains="nothing",
         predicts="before",
         tasks=frozenset({"classification", "segmentation"}),
+        setting="ImageNet-C, ResNet-50",
         differences=(
             "prior=0 is the batch alone, prior=16 and the like the second paper's mix for small "
             "batches; a channel with a single value keeps the source's statistics"

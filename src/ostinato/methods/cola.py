@@ -45,6 +45,7 @@ class Cola(Wrapping):
         paper="Chen et al., NeurIPS 2024",
         trains="what the inner method trains, and the shares of past domains",
         predicts="before",
+        setting="ImageNet-C, ViT-B/16",
         differences=(
             "one device, so that vectors are shared over time alone; batches of 32 images are "
             "judged (the release: 64, its batch size); at most 32 vectors (the release bounds "

@@ -59,6 +59,7 @@ class Foa(Levelled):
         trains="prompt tokens, without gradients",
         predicts="before",
         needs=frozenset({"prepared file"}),
+        setting="ImageNet-C, ViT-B/16",
         differences=(
             "an evolution strategy of our own with its author's recommended constants, in place "
             "of the cma package; a single image is given the source's spread; the source's moments "

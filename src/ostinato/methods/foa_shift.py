@@ -36,6 +36,7 @@ class FoaShift(Method):
         trains="nothing",
         predicts="before",
         needs=frozenset({"prepared file"}),
+        setting="ImageNet-C, ViT-B/16",
         differences="none known; a batch is moved by what earlier batches showed",
     )
     presets = {"imagenet-c": {"rate": 0.1}}

@@ -62,6 +62,7 @@ class Imse(Method):
         trains="singular values of the linear maps in blocks 0 to 8",
         predicts="before",
         needs=frozenset({"prepared file"}),
+        setting="ImageNet-C, ViT-B/16",
         differences=(
             "batches of 32 images are judged (the release: its batch size, 64); at most 100 "
             "domains are kept; the source's look is that of all source images (the release lets "

@@ -34,6 +34,7 @@ class Memo(Method):
         paper="Zhang et al., NeurIPS 2022",
         trains="all parameters, anew for every image",
         predicts="after",
+        setting="ImageNet-C, RVT",
         differences=(
             "settings are those of its authors' vision transformer (RVT); AugMix is drawn in "
             "torch; the optimizer starts over with the weights (the release's AdamW carries "

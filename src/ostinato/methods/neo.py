@@ -31,6 +31,7 @@ class Neo(Method):
         paper="Murphy et al., ICLR 2026",
         trains="nothing",
         predicts="before",
+        setting="ImageNet-C, ViT-B/16",
         differences=(
             "none known; the default is its authors' continual form (rate 0.1, from the origin), "
             "rate=None their form for a single domain"

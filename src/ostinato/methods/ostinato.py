@@ -21,7 +21,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ostinato.domains.descriptor import three_colours
 from ostinato.domains.router import Router
 from ostinato.domains.texture import Texture
 from ostinato.domains.verdict import SOURCE, Change
@@ -36,6 +35,7 @@ from ostinato.methods._ostinato_parts import (
     to_levels,
 )
 from ostinato.methods._ostinato_state import DomainBank
+from ostinato.methods._ostinato_step import Started
 from ostinato.methods.base import Input, MethodInfo
 from ostinato.methods.contract import MethodConfig, Need
 from ostinato.ops.moments import map_rank
@@ -104,8 +104,17 @@ class Ostinato(Answers):
         )
         self.bank = self.track("bank", DomainBank(self._new_branches, config, self._taken_over))
         self.publisher = self._publisher()
+        self.captures, self.step_captures = self._captures(), self._step_captures()
         self.queue: list[tuple[Tensor, Tensor, Tensor | None]] = []
         self.version = Version(0, self.router.view())
+
+    def __getstate__(self) -> dict[str, Any]:
+        left_out = ("captures", "step_captures")  # a copy makes its own
+        return {name: v for name, v in super().__getstate__().items() if name not in left_out}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.captures, self.step_captures = self._captures(), self._step_captures()
 
     # One batch.
 
@@ -117,19 +126,30 @@ class Ostinato(Answers):
         return _joined(parts)
 
     def _advance(self, batch: Input) -> StepOutput:
-        described = self.describe(three_colours(batch.pixels))
         if not self.config.count_in:
-            output = self._answer(batch, described)
+            output, described = self._respond(batch)
             self._take_in(batch.pixels, described, batch.classes)
             updated = self._learn_waiting(batch.classes)
             return replace(output, updated=updated, events=tuple(self.events))
+        # What is expected, an answer or a step, is sent off first; taking in happens meanwhile.
+        expected, answered, started = self._expected_step(), None, None
+        if expected is None:
+            answered = self._captured(batch)
+        if answered is None:
+            arrived = self._to_host(self._described(batch.pixels))
+            started = None if expected is None else self._start_step(batch, expected)
+        described = arrived() if answered is None else answered.arrived()
         change = self._take_in(batch.pixels, described, batch.classes)
         ready = self._ready(change.owners)
-        if ready is None:
+        if ready is not None:
+            return self._answer_and_learn(batch, described, change, ready, started)
+        if answered is not None and self._still_holds(answered, change.owners):
+            output = self._captured_output(batch, answered, change.owners, change)
+        else:
             output = self._answer(batch, described, change)
-            updated = self._learn_waiting(batch.classes)
-            return replace(output, updated=updated, events=tuple(self.events))
-        return self._answer_and_learn(batch, described, change, ready)
+        self._watch_all(change.owners, output.logits)
+        updated = self._learn_waiting(batch.classes)
+        return replace(output, updated=updated, events=tuple(self.events))
 
     # Taking in.
 
@@ -164,15 +184,39 @@ class Ostinato(Answers):
         if len(set(owners)) != 1 or len(owners) < self.config.micro // 2:
             return None
         domain = self.bank.domains.get(owners[0])
-        return domain if domain is not None and self._may_learn(domain) else None
+        if domain is None or not self._may_learn(domain) or not self._pays(domain):
+            return None
+        return domain
+
+    def _watch_all(self, owners: Sequence[int], logits: Tensor) -> None:
+        """Take note of a batch of one domain; a mixed one says little of each."""
+        domain = self.bank.domains.get(owners[0])
+        if domain is not None and len(set(owners)) == 1:
+            self._watch(domain, logits)
+
+    def _expected_step(self) -> Domain | None:
+        """The domain that came last, if it would learn from a batch of its own."""
+        last = None if self.last is None else self.last.domain
+        domain = None if last is None else self.bank.domains.get(last)
+        if domain is None or not self._may_learn(domain) or not self._pays(domain):
+            return None
+        return domain
 
     def _answer_and_learn(
-        self, batch: Input, described: Tensor, change: Change, domain: Domain
+        self,
+        batch: Input,
+        described: Tensor,
+        change: Change,
+        domain: Domain,
+        started: Started | None,
     ) -> StepOutput:
         version = self.version
         distance = self.publisher.placed(version).routes(described).distance
-        logits, loss, updated = self._step(batch, domain)
+        held = started is not None and started.holds(domain, self.bank.shared)
+        found = started.found if started is not None and held else None
+        logits, loss, updated = self._step(batch, domain, found)
         domain.waiting = 0
+        self._watch(domain, logits.detach())
         self._republish()
         output = self._output(logits, version, change.owners, distance, change)
         return replace(output, loss=loss, updated=updated)
@@ -201,8 +245,7 @@ class Ostinato(Answers):
 
     def respond(self, batch: Input) -> StepOutput:
         """Answer from the published version, without waiting for whoever learns; queue."""
-        described = self.describe(three_colours(batch.pixels))
-        output = self._answer(batch, described)
+        output, described = self._respond(batch)
         if not self._frozen:
             self.queue.append((to_levels(batch.pixels), described, batch.classes))
             del self.queue[: -self.config.buffer]

@@ -109,6 +109,7 @@ class Pea(Method):
         trains="nothing",
         predicts="before",
         needs=frozenset({"prepared file"}),
+        setting="ImageNet-C, ViT-B/16",
         differences=(
             "the source's covariance is that of all tokens (the release centres each batch by "
             "itself)"

@@ -77,6 +77,7 @@ class T3a(Method):
         paper="Iwasawa and Matsuo, NeurIPS 2021",
         trains="nothing",
         predicts="before",
+        setting="ImageNet-C, ViT-B/16, from later papers (its own: ResNet-50 on other data)",
         differences=(
             "20 supports a class, as ImageNet-C tables of later papers have it (its authors search "
             "1 to 100 by data set)"

@@ -48,6 +48,7 @@ class Zoa(Levelled):
         trains="affine parameters of the norms in blocks 1 to 8, without gradients",
         predicts="before",
         needs=frozenset({"prepared file"}),
+        setting="ImageNet-C, ViT-B/16 of 8 bits",
         differences=(
             "for models that are not quantised, with the settings of its 8-bit ViT-B; batches of "
             "32 images are judged (the release: 64), and followed once (the release: with each of "
