@@ -100,7 +100,7 @@ FAMILIES: dict[str, Callable[[], nn.Module]] = {
     "timm mlp-mixer": _mixer,
     "timm convnext": _timm("test_convnext", num_classes=CLASSES),
     "timm resnet50": _timm("resnet50", **RESNET),
-    "timm resnet50-gn": _timm("resnet50_gn", **(RESNET | {"channels": (32, 32, 32, 32)})),
+    "timm resnet50-gn": _timm("resnet50_gn", **(RESNET | {"channels": (32, 32, 64, 64)})),
     "timm mobilenetv3": _timm("mobilenetv3_small_050", num_classes=CLASSES),
     "timm efficientnet": _timm("test_efficientnet", num_classes=CLASSES),
     "torchvision vit": _torchvision("vit"),

@@ -39,6 +39,19 @@ def test_the_table_of_all_families():
     assert "no (" not in found
 
 
+@pytest.mark.parametrize("family", ["timm efficientnet", "timm resnet50-gn", "timm mlp-mixer"])
+def test_the_papers_experts_stand_after_the_blocks_of_a_network(family):
+    model, batch = kit["build"](family), kit["images"](8, 1, 2)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    expected = ostinato.adapt(model, "source")(batch)
+    adapted = ostinato.adapt(kit["build"](family), preset="paper", lr=0.1, kappa=2.0)
+    assert torch.equal(adapted(batch), expected)
+    assert adapted.last.updated
+    assert not torch.equal(adapted(batch), expected)
+    back = ostinato.unwrap(adapted)
+    assert all(torch.equal(value, before[name]) for name, value in back.state_dict().items())
+
+
 class Own(nn.Module):
     """Blocks as attributes, a head behind `flatten`: nothing tells what a block is."""
 
