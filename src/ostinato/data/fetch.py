@@ -30,6 +30,9 @@ class FetchResult:
         notes: files without a published checksum, extras that could not be had.
         steps: what to do by hand.
         report: what a check found afterwards.
+
+    >>> str(FetchResult("acdc", Path("acdc"), "manual", steps="Accept the terms."))
+    'Accept the terms.'
     """
 
     name: str

@@ -34,6 +34,10 @@ class Branch:
     """Low-rank weights beside one feed-forward network: `gelu(z · down) · up`.
 
     Tensors are one domain's, or have a first dimension for one domain an image.
+
+    >>> branch = Branch(torch.zeros(4, 2), torch.zeros(2, 4))
+    >>> branch(torch.ones(1, 3, 4)).shape
+    torch.Size([1, 3, 4])
     """
 
     down: Tensor
@@ -52,6 +56,9 @@ class Expert:
     Attributes:
         maps: one map a block.
         branches: one learned branch a feed-forward network.
+
+    >>> Expert().maps
+    ()
     """
 
     maps: tuple[BlockMap, ...] = ()
@@ -81,6 +88,9 @@ class Pass:
         shared: the learned branches that all images but the source's share.
         make: called with a block's number and tokens where its maps are to be made on the way.
         keep: gives what of a block's tokens `features` is to collect, after the maps.
+
+    >>> Pass([None, None], []).idle, Pass([0, None], [Expert()]).idle
+    (True, False)
     """
 
     def __init__(
@@ -192,6 +202,12 @@ class Hooks:
         blocks: how many blocks there are.
         prefix: tokens that stand before an image's own.
         widths: per learned branch, the name of its place and the width there.
+
+    >>> import timm
+    >>> hooks = Hooks(timm.create_model("test_vit", num_classes=10))
+    >>> hooks.blocks, hooks.prefix
+    (6, 1)
+    >>> hooks.remove()
     """
 
     def __init__(

@@ -312,6 +312,10 @@ class Method(Answering, Persistent, Moving, nn.Module):
         """More lines for the summary."""
         return []
 
+    def diagnose(self) -> dict[str, Any]:
+        """What a report may draw of the state after a run, as plain values; changes nothing."""
+        return {}
+
     def _set_up_training(self) -> None:
         parameters = self.trainable()
         if not parameters:

@@ -19,7 +19,11 @@ from ostinato.registry import METHODS
 
 
 class DeyoConfig(MethodConfig):
-    """Settings of DeYO."""
+    """Settings of DeYO.
+
+    >>> DeyoConfig().predict
+    'before'
+    """
 
     optimizer: OptimizerName = Field("sgd", description="adam, adamw or sgd")
     lr: float = Field(1e-3, ge=0, description="learning rate for 64 images; follows the batch")
@@ -33,7 +37,14 @@ class DeyoConfig(MethodConfig):
 
 @METHODS.register("deyo")
 class Deyo(Method):
-    """Adapt on samples that are sure and become unsure when their patches are shuffled."""
+    """Adapt on samples that are sure and become unsure when their patches are shuffled.
+
+    >>> from ostinato import adapt
+    >>> from ostinato.checks import small_batches, small_model
+    >>> adapted = adapt(small_model(), "deyo")
+    >>> adapted(small_batches(1)[0]).shape
+    torch.Size([8, 5])
+    """
 
     name = "deyo"
     Config = DeyoConfig

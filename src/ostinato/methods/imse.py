@@ -34,7 +34,11 @@ from ostinato.types import Decision
 
 
 class ImseConfig(MethodConfig):
-    """Settings of IMSE."""
+    """Settings of IMSE.
+
+    >>> ImseConfig().codes
+    100
+    """
 
     optimizer: OptimizerName = Field("adam", description="adam, adamw or sgd")
     lr: float = Field(7e-3, ge=0, description="learning rate")
@@ -52,7 +56,15 @@ class ImseConfig(MethodConfig):
 
 @METHODS.register("imse")
 class Imse(Method):
-    """Minimise entropy over singular values while the last blocks' directions stay in use."""
+    """Minimise entropy over singular values while the last blocks' directions stay in use.
+
+    >>> import ostinato
+    >>> from ostinato.checks import small_batches, small_model
+    >>> first, clean = small_batches(2)
+    >>> prepared = ostinato.prepare(small_model(), "imse", clean)
+    >>> ostinato.adapt(small_model(), "imse", prepared=prepared)(first).shape
+    torch.Size([8, 5])
+    """
 
     name = "imse"
     Config = ImseConfig
@@ -72,6 +84,9 @@ class Imse(Method):
         published=(
             "31.0 % error, ImageNet-C, ViT-B, started afresh for each corruption; continual 3.4 "
             "points better than ViDA"
+        ),
+        measured=(
+            "beats Source on a real ViT-Tiny under returning corruptions: 74.5 against 78.3 % error"
         ),
     )
     presets = {"imagenet-c": {"lr": 7e-3}, "recurring": {"lr": 3e-3}}

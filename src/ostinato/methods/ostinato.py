@@ -27,6 +27,7 @@ from ostinato.domains.verdict import SOURCE, Change
 from ostinato.errors import MissingResource
 from ostinato.experts.routed import Branch, Hooks
 from ostinato.methods._ostinato_answers import Answers
+from ostinato.methods._ostinato_distances import domain_distances
 from ostinato.methods._ostinato_parts import (
     PRESETS,
     Domain,
@@ -312,6 +313,10 @@ class Ostinato(Answers):
             f"{self.config.buffer_mb:.0f} MB of latest images",
             *(f"  statistics       {doubt}" for doubt in self.statistics.doubts()),
         ]
+
+    def diagnose(self) -> dict[str, Any]:
+        """How far each domain's blocks lie from the source's, before and after its expert."""
+        return {"blocks": domain_distances(self)} if self.bank.domains else {}
 
     @classmethod
     def scaled(cls, config: Any, factor: float) -> dict[str, Any]:

@@ -21,7 +21,11 @@ from ostinato.registry import METHODS
 
 
 class RottaConfig(MethodConfig):
-    """Settings of RoTTA."""
+    """Settings of RoTTA.
+
+    >>> RottaConfig().uncertainty_weight
+    1.0
+    """
 
     optimizer: OptimizerName = Field("adam", description="adam, adamw or sgd")
     lr: float = Field(1e-3, ge=0, description="learning rate")
@@ -35,7 +39,14 @@ class RottaConfig(MethodConfig):
 
 @METHODS.register("rotta")
 class Rotta(Method):
-    """Learn from a bank of fresh, certain images of all classes, taught by a slow teacher."""
+    """Learn from a bank of fresh, certain images of all classes, taught by a slow teacher.
+
+    >>> from ostinato import adapt
+    >>> from ostinato.checks import small_batches, small_model
+    >>> adapted = adapt(small_model(), "rotta")
+    >>> adapted(small_batches(1)[0]).shape
+    torch.Size([8, 5])
+    """
 
     name = "rotta"
     batch_statistics = False  # they follow the bank slowly

@@ -22,7 +22,11 @@ from ostinato.registry import METHODS
 
 
 class SarConfig(MethodConfig):
-    """Settings of SAR."""
+    """Settings of SAR.
+
+    >>> SarConfig().predict
+    'before'
+    """
 
     optimizer: OptimizerName = Field("sgd", description="adam, adamw or sgd")
     lr: float = Field(1e-3, ge=0, description="learning rate for 64 images; follows the batch")
@@ -35,7 +39,14 @@ class SarConfig(MethodConfig):
 
 @METHODS.register("sar")
 class Sar(Method):
-    """Minimise reliable entropy where the loss is flat; start over when it gets too low."""
+    """Minimise reliable entropy where the loss is flat; start over when it gets too low.
+
+    >>> from ostinato import adapt
+    >>> from ostinato.checks import small_batches, small_model
+    >>> adapted = adapt(small_model(), "sar")
+    >>> adapted(small_batches(1)[0]).shape
+    torch.Size([8, 5])
+    """
 
     name = "sar"
     Config = SarConfig

@@ -33,6 +33,9 @@ class BlockMoments:
     """Of the tokens after one block: mean (D), covariance (D, D), prefix tokens' means (P, D).
 
     Prefix tokens (class token, registers) are one of a kind in an image; only their means are kept.
+
+    >>> token_moments(torch.ones(2, 5, 3), prefix=1).mean.tolist()
+    [1.0, 1.0, 1.0]
     """
 
     mean: Tensor
