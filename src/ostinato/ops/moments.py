@@ -120,8 +120,8 @@ def power(matrix: Tensor, exponent: float) -> Tensor:
 def whitening(covariance: Tensor, least: Tensor) -> Tensor:
     """The power −½ of a domain's ridged covariance, in double precision.
 
-    A GPU is slow at eigenvalues and quick at products, so there it is made of products. They have to
-    be in double precision too: models run in halves or in TF32, which is far too little here.
+    A GPU is slow at eigenvalues and quick at products, so there it is made of products. They are in
+    double precision too: models run in halves or in TF32, which is far too little here.
     """
     whole = ridged(covariance.double(), least)
     if not whole.is_cuda:
