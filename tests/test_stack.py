@@ -132,9 +132,9 @@ def test_routes_decide_as_the_view_does():
     assert len(router.ids) == 4
     view, content = router.view(), router.content
     rows = [0, 5, 0, 7]
-    routes = Routes(packed(view, rows), view.whiten, content.mean.double(), content.scale.double())
+    routes = Routes(packed(view, rows), content)
     batch = torch.cat([descriptors(5, 50 + k, off) for k, off in enumerate((0, 6, -6, 12, 300))])
-    verdict, routed = view.decide(content.standard(batch)), routes(batch)
+    verdict, routed = view.decide(content.place(batch)), routes(batch)
     assert routed.owners.tolist() == verdict.owners()
     assert torch.allclose(routed.distance, verdict.distance)
     table = dict(zip(view.ids, rows, strict=True))

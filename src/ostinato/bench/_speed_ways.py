@@ -154,12 +154,12 @@ def ours(setting: Setting, preset: str, *, settled: bool = True) -> Method:
 @contextmanager
 def trusting() -> Iterator[None]:
     """Inside, experts act whatever the model thinks of them: random weights trust nobody."""
-    before = _ostinato_maps.TOLERANCE
-    _ostinato_maps.TOLERANCE = float("inf")
+    before = _ostinato_maps.TRUSTED
+    _ostinato_maps.TRUSTED = float("inf")
     try:
         yield
     finally:
-        _ostinato_maps.TOLERANCE = before
+        _ostinato_maps.TRUSTED = before
 
 
 def crowd(adapted: Any, domains: int) -> None:

@@ -14,11 +14,11 @@ from ostinato.ops.losses import distribution_entropy, flatten_logits
 from ostinato.ops.moments import BlockMap, block_map, token_moments
 from ostinato.ops.statistics import SourceStatistics
 
-TOLERANCE = 0.01
-"""Entropy, in ln C, by which a map may be less sure than the source and still be trusted."""
+TRUSTED = 0.0
+"""Doubt below which a map acts: it has to be surer than the source."""
 CHANCE = 0.25
 """Standard errors of that difference that count against a map."""
-NOVELTY = 0.15
+NOVELTY = 0.3
 """How much of what a map adds to the variety of answers counts against it: with few classes in
 view, a map that moves them towards the source's many makes answers more varied, and wrong."""
 TRIALS = 150
@@ -37,13 +37,13 @@ class MapMaker(Method):
         """Make a domain's maps anew; the surest answers decide whether and how far they act.
 
         Judged without what was learned, since learning makes answers sure whether they are right
-        or not. The source wins unless something is surer, or as good as.
+        or not. The source wins unless something is surer.
         """
         batch = Input(torch.stack(domain.recent).float() / 255, classes)
         source = self._probabilities(batch, None)
         early = domain.images < TRIALS or domain.share == 0
         tried: list[tuple[float, float, tuple[BlockMap, ...], Tensor]] = []
-        tried.append((TOLERANCE, 0.0, (), source))
+        tried.append((TRUSTED, 0.0, (), source))
         if domain.maps:
             answers = self._probabilities(batch, Expert(domain.maps))
             tried.append((doubt(answers, source), domain.share, domain.maps, answers))
@@ -85,7 +85,7 @@ class MapMaker(Method):
 
 
 def doubt(answers: Tensor, source: Tensor) -> float:
-    """How much less sure answers are than the source's, in ln C; below `TOLERANCE` is trusted.
+    """How much less sure answers are than the source's, in ln C; below `TRUSTED` they act.
 
     The mean difference of entropies, what chance leaves open, and a part of what was added to the
     entropy of the mean answer.

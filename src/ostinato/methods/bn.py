@@ -41,6 +41,9 @@ class Bn(Method):
             "batches; a channel with a single value keeps the source's statistics"
         ),
         norms="batch",
+        measured=(
+            "has no row: it is for models with batch norm, and the tables' real model has none"
+        ),
     )
     presets = {"imagenet-c": {"prior": 0}, "small-batch": {"prior": 16}}
 

@@ -47,6 +47,9 @@ class Cmf(Roid):
         predicts="before",
         setting="ImageNet-C, ViT-B/16",
         differences="as ROID here, whose objective it takes over",
+        measured=(
+            "beats Source on a real ViT-Tiny under returning corruptions: 74.8 against 78.3 % error"
+        ),
     )
     presets = {"imagenet-c": {"lr": 2.5e-4}}
 

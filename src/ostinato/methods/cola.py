@@ -66,6 +66,10 @@ class Cola(Wrapping):
             "35.2 % error with ETA, 36.0 with SAR, ImageNet-C, ViT-B, normalised input, never "
             "reset; visits 1 to 20 of a recurring stream: 41.0 to 33.8 % (ETA alone: 38.9 to 48.4)"
         ),
+        measured=(
+            "beats Source on a real ViT-Tiny under returning corruptions: 75.9 against 78.3 % "
+            "error, and 72.2 against 77.8 in the 20th round"
+        ),
     )
     presets = {"imagenet-c": {"inner": "eata"}}
 

@@ -66,6 +66,10 @@ class Come(Method):
             "mass of not knowing is as many units as there are classes in use; the average loss "
             "of SAR starts anew after a recovery; a batch without a reliable image moves nothing"
         ),
+        measured=(
+            "beats Source on a real ViT-Tiny inside SAR (77.4 against 78.3 % error), not inside"
+            " TENT (82.4) or ETA (78.4), where its authors' rate for a ViT-B is too high"
+        ),
     )
     presets = {
         "imagenet-c": {"inner": "tent"},

@@ -39,6 +39,7 @@ class MethodInfo:
             that was not its authors.
         differences: from its authors' release, in words.
         published: its authors' own figure and the protocol it holds for, where known.
+        measured: where it beats the source model in this project's tables, or why it does not.
         norms: "batch" where it works on models with batch norm alone.
 
     >>> MethodInfo(title="Mine", paper="none", trains="nothing").predicts
@@ -54,6 +55,7 @@ class MethodInfo:
     setting: str = "-"
     differences: str = "none known"
     published: str = ""
+    measured: str = ""
     norms: Norms = "any"
 
 

@@ -85,6 +85,9 @@ class Imse(Method):
             "31.0 % error, ImageNet-C, ViT-B, started afresh for each corruption; continual 3.4 "
             "points better than ViDA"
         ),
+        measured=(
+            "beats Source on a real ViT-Tiny under returning corruptions: 74.5 against 78.3 % error"
+        ),
     )
     presets = {"imagenet-c": {"lr": 7e-3}, "recurring": {"lr": 3e-3}}
 

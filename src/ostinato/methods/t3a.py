@@ -93,6 +93,9 @@ class T3a(Method):
             "20 supports a class, as ImageNet-C tables of later papers have it (its authors search "
             "1 to 100 by data set)"
         ),
+        measured=(
+            "beats Source on a real ViT-Tiny under returning corruptions: 77.4 against 78.3 % error"
+        ),
     )
     presets = {"imagenet-c": {"supports": 20}}
 
