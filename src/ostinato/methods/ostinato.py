@@ -85,7 +85,7 @@ class Ostinato(Learner):
                 "or the model's blocks give no tokens. Collect them anew with "
                 "ostinato.collect_statistics(model, clean_images)."
             )
-        self.hooks = Hooks(self.model.base, self.targets)
+        self.hooks = self.open_hooks()
         check_fits(statistics, self.hooks.blocks, self.fingerprint)
         self.statistics = statistics.to(self.model.device)
         self.describe = Texture()
@@ -102,6 +102,10 @@ class Ostinato(Learner):
         self.bank = self.track("bank", DomainBank(self._new_branches, config, self._taken_over))
         self.queue: list[tuple[Tensor, Tensor, Tensor | None]] = []
         self.version = Version(0, self.router.view())
+
+    def open_hooks(self) -> Hooks:
+        """The places where experts act; streams that share a model share them."""
+        return Hooks(self.model.base, self.targets)
 
     # One batch.
 
