@@ -22,9 +22,9 @@ from ostinato.experts.routed import Branch, Expert, Hooks, Pass
 from ostinato.methods._ostinato_parts import Domain, OstinatoConfig, Version
 from ostinato.methods.base import Resources
 from ostinato.methods.ostinato import Ostinato
-from ostinato.models import Normalize, VisionModel
+from ostinato.models import Normalize, VisionModel, fingerprint
 from ostinato.ops.precision import products
-from ostinato.ops.statistics import SourceStatistics
+from ostinato.ops.statistics import SourceStatistics, check_fits
 from ostinato.ops.trainable import Flags, claim
 
 
@@ -50,8 +50,9 @@ class SharedModel(VisionModel):
         self.building = True  # methods made on it belong to it
         claim(model, self)
         Flags.freeze(model)
-        self.statistics = statistics.to(self.device)
         self.hooks = Hooks(model, targets)
+        check_fits(statistics, self.hooks.blocks, fingerprint(model))
+        self.statistics = statistics.to(self.device)
         self.describe = Texture()
 
 
@@ -88,6 +89,14 @@ class StreamMethod(Ostinato):
             self._learn_waiting(None)
             self.held &= set(self.bank.domains)
             return tuple(self.events)
+
+    def forget(self, domain: int) -> None:
+        """Take one domain out: its images are the source's again."""
+        with self._lock:
+            self.router.remove(domain)
+            self.bank.domains.pop(domain)
+            self.held.discard(domain)
+            self._republish()
 
     def _make_maps(self, domain: Domain, classes: Tensor | None) -> None:
         if self.bank.number(domain) not in self.held:
