@@ -14,9 +14,9 @@ from ostinato.checks import small_model
 from ostinato.methods import _ostinato_maps
 from ostinato.methods._ostinato_parts import OstinatoConfig
 from ostinato.methods._ostinato_streams import (
+    Published,
     Question,
     SharedModel,
-    Published,
     StreamMethod,
     prepare,
 )

@@ -151,7 +151,7 @@ def test_going_back_to_a_checkpoint_gives_its_answers_again(server: Server) -> N
 
 
 def test_one_domain_can_be_kept_taken_out_put_in_and_brought_back(server: Server) -> None:
-    client, fleet = server
+    client, _ = server
     where = "/v1/streams/one"
 
     def domains(answer: Any) -> list[int]:

@@ -9,6 +9,8 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 from urllib.parse import urlsplit
 
+from starlette.exceptions import HTTPException
+
 from ostinato.serve.settings import Settings
 
 Message = MutableMapping[str, Any]
@@ -32,8 +34,11 @@ HEADERS = (
 )
 
 
-class TooMuch(Exception):
+class TooMuch(HTTPException):
     """A body is longer than was allowed."""
+
+    def __init__(self) -> None:
+        super().__init__(413, "The request is too long.")
 
 
 class Buckets:

@@ -20,6 +20,7 @@ from ostinato.serve.app import Fleeted, needs
 from ostinato.serve.batching import Busy, Job
 from ostinato.serve.errors import responses
 from ostinato.serve.fleet import Fleet
+from ostinato.serve.guard import TooMuch
 from ostinato.serve.pixels import TooLarge, decode, digest
 from ostinato.serve.record import Recorded, check_digest
 from ostinato.serve.schema import Prediction
@@ -117,6 +118,8 @@ async def _parts(request: Request, most: int) -> list[bytes]:
             if len(files) > most:
                 raise TooLarge(f"At most {most} images a request: send them in several.")
             return [await part.read() for part in files]
+    except TooMuch:
+        raise
     except (MultiPartException, HTTPException) as error:
         text = str(getattr(error, "message", None) or getattr(error, "detail", ""))
         if "Too many" in text:

@@ -73,18 +73,27 @@ def snapshots(fleet: Fleeted, name: str) -> list[SnapshotInfo]:
 
 @router.get("/v1/streams/{name}/events", responses=responses(404))
 def stream_events(
-    fleet: Fleeted, name: str, after: After = 0, most: Most = 1000, kind: str | None = None
+    fleet: Fleeted,
+    name: str,
+    after: After = 0,
+    most: Most = 1000,
+    kind: str | None = None,
+    latest: bool = False,
 ) -> list[EventInfo]:
     """What happened to a stream, oldest first."""
-    return event_list(fleet, fleet.get(name), after=after, most=most, kind=kind)
+    return event_list(fleet, fleet.get(name), after=after, most=most, kind=kind, latest=latest)
 
 
 @router.get("/v1/events")
 def events(
-    fleet: Fleeted, after: After = 0, most: Most = 1000, kind: str | None = None
+    fleet: Fleeted,
+    after: After = 0,
+    most: Most = 1000,
+    kind: str | None = None,
+    latest: bool = False,
 ) -> list[EventInfo]:
     """What happened to all streams, oldest first."""
-    return event_list(fleet, None, after=after, most=most, kind=kind)
+    return event_list(fleet, None, after=after, most=most, kind=kind, latest=latest)
 
 
 @router.get(

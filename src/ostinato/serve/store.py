@@ -214,14 +214,24 @@ class Store:
         return None
 
     def events(
-        self, stream: int | None, *, after: int = 0, most: int = 1000, kind: str | None = None
+        self,
+        stream: int | None,
+        *,
+        after: int = 0,
+        most: int = 1000,
+        kind: str | None = None,
+        latest: bool = False,
     ) -> list[tuple[int, int | None, float, str, dict[str, Any]]]:
-        """Events after an id, oldest first: (id, stream, time, kind, body)."""
+        """Events after an id, oldest first: (id, stream, time, kind, body).
+
+        Where there are too many, the oldest of them; with `latest`, the newest.
+        """
         query = "SELECT id, stream, at, kind, body FROM events WHERE id > ?"
         values: list[Any] = [after]
         if stream is not None:
             query, values = query + " AND stream = ?", [*values, stream]
         if kind is not None:
             query, values = query + " AND kind = ?", [*values, kind]
-        found = self.rows(query + " ORDER BY id LIMIT ?", [*values, most])
+        order = " ORDER BY id DESC LIMIT ?" if latest else " ORDER BY id LIMIT ?"
+        found = sorted(self.rows(query + order, [*values, most]))
         return [(i, s, at, name, json.loads(body)) for i, s, at, name, body in found]

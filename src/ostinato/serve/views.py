@@ -69,12 +69,12 @@ def snapshot_info(row: SnapshotRow) -> SnapshotInfo:
 
 
 def event_list(
-    fleet: Fleet, stream: Stream | None, *, after: int, most: int, kind: str | None
+    fleet: Fleet, stream: Stream | None, *, after: int, most: int, kind: str | None, latest: bool
 ) -> list[EventInfo]:
     """Events, oldest first."""
     names = {one.id: one.name for one in list(fleet.streams.values())}
     found = fleet.store.events(
-        stream.id if stream is not None else None, after=after, most=most, kind=kind
+        stream.id if stream is not None else None, after=after, most=most, kind=kind, latest=latest
     )
     return [
         EventInfo(id=i, at=at, stream=names.get(s or 0), kind=name, body=body)
