@@ -54,7 +54,7 @@ def listening(folder: Path, **more: Any) -> Iterator[tuple[str, Fleet]]:
     """The address of a server that listens."""
     chosen = settings(folder, **more)
     fleet, taken = Fleet(chosen, served()), listen(chosen)
-    config = uvicorn.Config(make_app(fleet), log_config=None, timeout_graceful_shutdown=1)
+    config = uvicorn.Config(make_app(fleet), log_config=None, timeout_graceful_shutdown=3)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [taken]}, daemon=True)
     thread.start()
@@ -62,7 +62,7 @@ def listening(folder: Path, **more: Any) -> Iterator[tuple[str, Fleet]]:
     try:
         yield f"http://127.0.0.1:{taken.getsockname()[1]}", fleet
     finally:
-        server.should_exit = True
+        server.should_exit = fleet.leaving = True
         thread.join()
         taken.close()
 

@@ -25,6 +25,7 @@ from ostinato.cli_serve import (
     streams_command,
     verify_command,
 )
+from ostinato.cli_serve_demo import serve_demo_command
 from ostinato.errors import OstinatoError, did_you_mean
 from ostinato.report.command import report as report_command
 
@@ -79,6 +80,7 @@ COMMANDS: dict[str, tuple[Callable[..., None], str]] = {
     "data check": (data_check_command, "NAME: is a data set there and whole?"),
     "data fetch": (data_fetch_command, "NAME: download it, or say what only a person can do"),
     "serve": (serve_command, "[CONFIG]: one model behind HTTP, a state for every camera"),
+    "serve-demo": (serve_demo_command, "a server on the embedded model with three cameras"),
     "streams": (streams_command, "WHAT [NAME]: look at a server's streams, and change them"),
     "replay": (replay_command, "FOLDER | VIDEO: feed images to a server's stream"),
     "verify": (verify_command, "STREAM: make its states again from its event log, and compare"),

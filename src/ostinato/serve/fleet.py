@@ -84,7 +84,7 @@ class Fleet:
             threads=self.threads,
         )
         self.streams: dict[str, Stream] = {}
-        self.ready = False
+        self.ready = self.leaving = False
         self._starts: dict[str, State] = {}
         self._lock = threading.RLock()
         self._retry: dict[int, float] = {}
@@ -108,7 +108,7 @@ class Fleet:
 
     def stop(self) -> None:
         """Answer what waits, write every state that changed, and let go of the folder."""
-        self.ready = False
+        self.ready, self.leaving = False, True
         self.batcher.stop()
         self.learner.stop()
         for stream in self.streams.values():

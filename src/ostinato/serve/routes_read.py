@@ -125,7 +125,7 @@ async def live(request: Request, fleet: Fleeted, stream: str | None = None) -> S
 
 async def _pulses(request: Request, fleet: Fleet, chosen: str | None) -> AsyncIterator[str]:
     sent: dict[str, dict[str, Any]] = {}
-    while fleet.ready and not await request.is_disconnected():
+    while not fleet.leaving and not await request.is_disconnected():
         now = {one.name: one for one in list(fleet.streams.values())}
         found = {name: stream_info(one).model_dump() for name, one in now.items()}
         body: dict[str, Any] = {

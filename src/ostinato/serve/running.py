@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import socket
 import sys
+from collections.abc import Callable
+from types import FrameType
 
 import uvicorn
 
@@ -49,8 +51,13 @@ def check_closed(settings: Settings) -> None:
         )
 
 
-def run(settings: Settings) -> None:
-    """Serve until SIGTERM or SIGINT; every state is written before it ends."""
+def run(settings: Settings, begun: Callable[[str], None] | None = None) -> None:
+    """Serve until SIGTERM or SIGINT; every state is written before it ends.
+
+    Args:
+        settings: of the server.
+        begun: told the address once all streams are back.
+    """
     check_closed(settings)
     taken = listen(settings)
     sys.setswitchinterval(SWITCH)
@@ -69,6 +76,8 @@ def run(settings: Settings) -> None:
             file=sys.stderr,
             flush=True,
         )
+        if begun is not None:
+            begun(address)
 
     config = uvicorn.Config(
         make_app(fleet, opened),
@@ -79,4 +88,17 @@ def run(settings: Settings) -> None:
         timeout_graceful_shutdown=3,
         h11_max_incomplete_event_size=32 * 1024,
     )
-    uvicorn.Server(config).run(sockets=[taken])
+    _Server(config, fleet).run(sockets=[taken])
+
+
+class _Server(uvicorn.Server):
+    """Lets live pages end by themselves when it is told to stop."""
+
+    def __init__(self, config: uvicorn.Config, fleet: Fleet) -> None:
+        super().__init__(config)
+        self.fleet = fleet
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """A signal came."""
+        self.fleet.leaving = True
+        super().handle_exit(sig, frame)

@@ -7,6 +7,7 @@ let chosen = location.hash.slice(1) || null;
 let server = null, stopper = null, shownDomains = "", shownVersion = "";
 
 const percent = value => (value === null || value === undefined ? "–" : `${Math.round(100 * value)} %`);
+const several = (count, word) => `${count} ${word}${count === 1 ? "" : "s"}`;
 const headers = () => {
   const key = sessionStorage.getItem("key");
   return key ? { authorization: `Bearer ${key}` } : {};
@@ -63,7 +64,7 @@ function card(info) {
   button.setAttribute("aria-current", info.name === chosen);
   button.append(element("strong", info.name));
   const badge = info.alarms.length ? element("span", info.alarms[0].kind, "badge alarm")
-    : element("span", info.frozen ? "frozen" : `${info.domains} domains`, "badge");
+    : element("span", info.frozen ? "frozen" : several(info.domains, "domain"), "badge");
   button.append(badge, element("small", `trust ${percent(info.trust)} · differs ` +
     `${percent(info.differing)} · unknown ${percent(info.unknown)} · ${info.answered} images`));
   button.addEventListener("click", () => choose(info.name));
@@ -134,8 +135,8 @@ function showDomains(info) {
       dot.setAttribute(key, value);
     mark.append(dot);
     item.append(mark, element("strong", `domain ${one.domain}`),
-      element("span", `${one.images} images, trust ${percent(one.trust)}, ` +
-        `${one.learned} updates`, "quiet"));
+      element("span", `${several(one.images, "image")}, trust ${percent(one.trust)}, ` +
+        several(one.learned, "update"), "quiet"));
     const hold = element("button", one.frozen ? "Unfreeze" : "Freeze");
     hold.type = "button";
     hold.disabled = !server?.roles.includes("operate");
@@ -163,7 +164,6 @@ function pictures(item, name, domain) {
   }
 }
 
-const told = new Set(["learned"]);
 function sentence(event) {
   const { body, kind } = event;
   const where = body.domain ? ` (domain ${body.domain})` : "";
@@ -188,7 +188,7 @@ async function showHistory(name) {
     return option;
   }));
   if ([...$("snapshots").options].some(one => one.value === before)) $("snapshots").value = before;
-  const events = found.flat().filter(one => !told.has(one.kind)).sort((a, b) => b.id - a.id);
+  const events = found.flat().sort((a, b) => b.id - a.id);
   $("events").replaceChildren(...events.slice(0, 15).map(event => {
     const item = element("li");
     item.append(element("time", new Date(event.at * 1000).toLocaleTimeString()),
