@@ -90,6 +90,7 @@ def make_app(fleet: Fleet, opened: Callable[[], None] | None = None) -> FastAPI:
         docs_url=None,
         redoc_url=None,
         openapi_url=None,
+        redirect_slashes=False,
     )
     app.state.fleet, app.state.keys = fleet, Keys(fleet.store)
     for module in (routes_predict, routes_operate, routes_read, routes_page):
