@@ -31,7 +31,11 @@ HOME = "http://127.0.0.1"
 
 @cache
 def served(model: str = "embedded", statistics: Path | None = None) -> Served:
-    return load_served(Settings.parse({"model": model, "statistics": statistics, "device": "cpu"}))
+    return load_served(
+        Settings.parse(
+            {"model": model, "statistics": statistics, "device": "cpu", "settings": METHOD}
+        )
+    )
 
 
 def settings(folder: Path, **more: Any) -> Settings:

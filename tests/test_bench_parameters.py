@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from ostinato.api import adapt, collect_statistics, prepare
-from ostinato.bench.assemble import Request, build_table
+from ostinato.bench.assemble import build_table
+from ostinato.bench.request import Request
 from ostinato.checks import small_model
 from ostinato.data.embedded import build_embedded
 from ostinato.methods.base import Method

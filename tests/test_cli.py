@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -16,12 +17,13 @@ import ostinato
 from ostinato import cli, registry
 from ostinato.bench import method_page
 from ostinato.bench.source_images import fitting_transform, load_source, open_source
-from ostinato.bench.speed import LiveTensors
+from ostinato.bench.speed import LiveTensors, measure_routing, measure_stream
 from ostinato.checks import small_model
 from ostinato.data.embedded import embedded_images, embedded_model
 from ostinato.errors import ConfigError, DataError, MissingResource
 from ostinato.models import fingerprint
 from ostinato.ops.snapshot import load_state
+from ostinato.remembered import remembered
 
 METHODS_PAGE = Path(__file__).parents[1] / "docs" / "methods.md"
 PREPARE = ["--model", "embedded", "--data", "embedded-tune", "--device", "cpu"]
@@ -267,18 +269,47 @@ def test_sources_by_name(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 # Speed.
 
 
-def test_speed_compares_steps_with_the_forward(capsys: pytest.CaptureFixture[str]) -> None:
+def test_speed_compares_steps_with_the_forward(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     words = ["--model", "embedded", "--batch-size", "2", "--steps", "2", "--device", "cpu"]
+    plot, profile = tmp_path / "plot.svg", tmp_path / "profile.txt"
+    words += ["--ways", "tent", "predict", "--no-routing"]
+    words += ["--plot", str(plot), "--profile", str(profile)]
     assert run("speed", *words) == 0
-    lines = [line.split() for line in capsys.readouterr().out.splitlines()[-4:]]
-    assert [line[0] for line in lines] == ["forward", "tent", "ostinato", "predict"]
+    printed = capsys.readouterr().out.splitlines()
+    start = next(at for at, line in enumerate(printed) if line.startswith("forward"))
+    lines = [line.split() for line in printed[start : start + 3]]
+    assert [line[0] for line in lines] == ["forward", "tent", "predict"]
     images, milliseconds, ratio = (float(text) for text in lines[0][1:4])
-    assert [line[4] for line in lines[:2]] == ["0%", "100%"]
-    memory = float(lines[0][5])
+    assert [line[6] for line in lines] == ["0%", "100%", "0%"]
+    assert [line[7] for line in lines] == ["–", "–", "100%"]
+    memory = float(lines[0][8])
     assert ratio == 1.0
     assert images * milliseconds == pytest.approx(2000, rel=0.02)
     source = sum(p.numel() * 4 for p in embedded_model().parameters()) / 1e6
-    assert source - 1 < memory < float(lines[1][5])
+    assert source - 1 < memory < float(lines[1][8])
+    assert plot.read_text().count("<rect") == 3
+    assert profile.read_text().count("Self CPU time total") == 3
+
+
+def test_speed_measures_routing_and_a_stream() -> None:
+    shared = {"batch_size": 20, "size": (3, 32, 32)}
+    routing = measure_routing(small_model, steps=1, **shared)
+    assert [one.name for one in routing] == ["forward", "describe", "decide", "observe"]
+    found = measure_stream(small_model, domains=1, images=60, rounds=1, **shared)
+    assert [one.name for one in found] == ["forward", "forward-only, stream", "robust, stream"]
+    assert found[1].learned == 0.0
+    assert all(0 < one.p50 <= one.p99 for one in found)
+
+
+def test_speed_refuses_what_it_cannot_measure(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["--ways", "tnet"], ["--ways", "eata"], ["--domains", "0"]):
+        assert run("speed", "--model", "embedded", "--no-routing", *words) == 2
+    printed = capsys.readouterr().err
+    assert "Did you mean 'tent'" in printed
+    assert "needs prepared file" in printed
+    assert "at least 1" in printed
 
 
 def test_live_tensors_see_what_backward_keeps() -> None:
@@ -298,3 +329,47 @@ def test_a_reader_that_leaves_early_gets_no_traceback() -> None:
         done.stdout.close()
         assert b"Traceback" not in done.stderr.read()
     assert done.returncode == 141
+
+
+# Listing without torch.
+
+
+def test_a_list_is_remembered_until_a_file_changes(tmp_path: Path, monkeypatch) -> None:
+    asked = []
+
+    def make() -> list[list[str]]:
+        asked.append(1)
+        return [["name"], [f"answer {len(asked)}"]]
+
+    for _ in range(3):
+        assert remembered("things", make, tmp_path) == [["name"], ["answer 1"]]
+    (kept,) = tmp_path.iterdir()
+    for junk in ("", "[1, 2]", '{"a": 1}', "[]"):
+        kept.write_text(junk)
+        assert remembered("things", make, tmp_path)[1] == [f"answer {len(asked)}"]
+    monkeypatch.setattr("ostinato.remembered._key", lambda: "another")
+    count = len(asked)
+    assert remembered("things", make, tmp_path)[1] == [f"answer {count + 1}"]
+    assert len(list(tmp_path.iterdir())) == 1  # the older one is gone
+    nowhere = kept.parent / "things-another.json" / "below"  # a file is no folder
+    assert remembered("things", make, nowhere)[1] == [f"answer {count + 2}"]
+
+
+def test_a_remembered_list_needs_no_torch(tmp_path: Path) -> None:
+    code = (
+        "import sys\nfrom ostinato.cli import main\nmain(['list', 'streams'])\n"
+        "print('torch' in sys.modules, file=sys.stderr)"
+    )
+    found = []
+    for _ in range(2):
+        environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path)}
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            capture_output=True,
+            text=True,
+            env=environment,
+            check=True,
+        )
+        found.append((done.stdout, done.stderr.split()[-1]))
+    assert found[0] == (found[1][0], "True")
+    assert found[1][1] == "False"

@@ -250,6 +250,21 @@ def test_a_strike_neither_slows_nor_erases_the_shared_branch(monkeypatch):
     assert pool.norm(1) == 0  # without a snapshot a domain starts anew
 
 
+def test_no_snapshot_is_kept_of_a_domain_that_collapses_again_after_a_strike(monkeypatch):
+    """After a strike the yardstick must stay: two diverse batches, then one class alone."""
+    adapted = ostinato.adapt(small_model(), snapshot_every=1, guard_window=16, **LEARNS)
+    even, one = torch.full((5,), 0.2), torch.tensor([0.96, 0.01, 0.01, 0.01, 0.01])
+    said = itertools.chain([even, even], itertools.repeat(one))
+    monkeypatch.setattr("ostinato.methods.dual_expert.marginal", lambda logits: next(said))
+    kept = []
+    monkeypatch.setattr(adapted.pool, "snapshot", kept.append)
+    batch = next(iter(three_domains(1)))
+    for _ in range(8):
+        adapted(batch)
+    assert kept == [0, "shared"]  # of the second batch
+    assert adapted.guard.strikes(0) >= 2
+
+
 def test_a_batch_of_several_updates_counts_its_images_once():
     adapted = ostinato.adapt(small_model(), steps=3, **LEARNS)
     for count, batch in enumerate(three_domains(2), 1):

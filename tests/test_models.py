@@ -11,7 +11,8 @@ from torch import nn
 from ostinato.checks import small_model
 from ostinato.errors import ConfigError, InputError
 from ostinato.models import VisionModel, fingerprint, input_convention, logits_of
-from ostinato.ops.features import FeatureTaps, find_blocks, has_class_token
+from ostinato.ops.blocks import find_blocks, has_class_token
+from ostinato.ops.features import FeatureTaps
 
 
 def images(low=0.0, high=1.0):

@@ -19,6 +19,7 @@ from ostinato.ops.moments import (
     ridged,
     token_moments,
 )
+from ostinato.ops.roots import inverse_root
 
 widths, shares = st.integers(1, 12), st.floats(0, 1)
 
@@ -148,3 +149,33 @@ def test_flat_images_do_not_blow_up(value):
     size = float(source.covariance.diagonal().mean().sqrt())
     noisy = flat + 1e-3 * size * torch.randn(flat.shape, generator=torch.Generator().manual_seed(0))
     assert float((made(noisy) - moved)[:, 1:].abs().max()) < 10 * size
+
+
+@settings(deadline=None, max_examples=20)
+@given(st.integers(2, 40), st.integers(0, 99), st.floats(1e-4, 0.5))
+def test_roots_of_products_equal_roots_of_eigenvalues(width, seed, ridge):
+    generator = torch.Generator().manual_seed(seed)
+    basis, _ = torch.linalg.qr(torch.randn(width, width, generator=generator).double())
+    values = torch.rand(width, generator=generator).double() ** 4
+    matrix = (basis * values) @ basis.T
+    matrix += ridge * matrix.norm() * torch.eye(width).double()
+    least = 0.9 * float(torch.linalg.eigvalsh(matrix).min() / matrix.norm())
+    expected = power(matrix, -0.5)
+    for kind, near in ((torch.double, 1e-6), (torch.float, 1e-3)):
+        found = inverse_root(matrix.to(kind), least).double()
+        assert float((found - expected).norm() / expected.norm()) < near
+    several = inverse_root(torch.stack([matrix, 3 * matrix]), least)
+    assert torch.allclose(several[1], expected / 3**0.5, rtol=1e-5, atol=1e-5)
+
+
+def test_low_rank_factors_are_near_the_best():
+    generator = torch.Generator().manual_seed(0)
+    matrix = torch.randn(300, 300, generator=generator).double()
+    matrix *= torch.logspace(0, -2, 300).double()
+    down, up = low_rank_factors(matrix, 64)
+    best = torch.linalg.svdvals(matrix)[64:].norm()
+    assert best <= (matrix - down @ up).norm() < 1.02 * best
+    thin = matrix[:, :5] @ matrix[:5]  # directions that are not there do no harm
+    down, up = low_rank_factors(thin, 64)
+    assert torch.allclose(down @ up, thin, atol=1e-8)
+    assert not any(part.any() for part in low_rank_factors(0 * matrix, 64))

@@ -14,7 +14,7 @@ from ostinato.checks import small_model
 from ostinato.methods import _ostinato_maps
 from ostinato.methods._ostinato_parts import OstinatoConfig
 from ostinato.methods._ostinato_streams import (
-    Published,
+    InUse,
     Question,
     SharedModel,
     StreamMethod,
@@ -42,7 +42,7 @@ def trusting() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def shared() -> SharedModel:
-    return SharedModel(small_model(), STATISTICS)
+    return SharedModel(small_model(), STATISTICS, CONFIG)
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +78,7 @@ def test_answers_do_not_depend_on_whose_images_share_the_forward(
 ) -> None:
     images = [levels(batch).float() / 255 for batch in shifted(3, size=5, seed=7)]
     questions = [
-        Question(Published(stream.version), batch, source=True)
+        Question(InUse(stream.version, shared.ranks), batch, source=True)
         for stream, batch in zip(streams, images, strict=True)
     ]
     together = prepare(shared, questions).run()

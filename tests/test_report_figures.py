@@ -17,6 +17,7 @@ from ostinato.bench.calibration import calibration_error, reliability
 from ostinato.bench.record import Record
 from ostinato.bench.routing import domains_over_time
 from ostinato.report.ablation import descriptor_ablation
+from ostinato.report.by_round import error_by_round
 from ostinato.report.domains import chosen, discriminator_timeline, pool_growth, stretches
 from ostinato.report.figure import Figure, Missing, Part
 from ostinato.report.over_time import error_over_time, running, so_far
@@ -122,6 +123,19 @@ def test_error_per_domain_agrees_with_the_summary(variants: list[Variant]) -> No
         assert found == [pytest.approx(mean, abs=1e-3)]
         assert f">{mean:.1f}</text>" in figure.svg
     assert "the source model" in figure.caption
+
+
+def test_error_by_round_takes_runs_of_any_length_and_says_who_remembers(tmp_path: Path) -> None:
+    for method, error, batches in (("source", 0.5, 3), ("tent", 0.99, 2), ("neo", 0.2, 4)):
+        make_run(tmp_path, method, error=error, batches=batches)
+    variants = read_variants([tmp_path])
+    figure = only(error_by_round(variants))
+    for variant in variants:
+        wanted = [one.by_images for one in variant.first.summary.rounds]
+        assert column(figure, "error", run=variant.label) == pytest.approx(wanted, abs=1e-3)
+    tent = next(v for v in variants if v.first.spec["method"] == "tent")
+    assert set(column(figure, "verdict", run=tent.label)) == {"collapses"}
+    assert not error_by_round(read_variants([make_run(tmp_path / "short", rounds=2)]))
 
 
 def test_without_a_source_run_rounds_are_compared_with_the_first(tmp_path: Path) -> None:

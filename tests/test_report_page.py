@@ -97,8 +97,8 @@ def test_every_figure_is_there_with_its_data_and_words(page: str, folder: Path) 
     figures = [part for part in draw_all(read_variants([folder])) if isinstance(part, Figure)]
     names = {re.sub(r"-\d+$", "", figure.name) for figure in figures}
     assert names == {
-        "error-over-time", "error-per-domain", "discriminator", "pool", "descriptors",
-        "descriptor-ablation", "attention", "reliability", "cost",
+        "error-over-time", "error-by-round", "error-per-domain", "discriminator", "pool",
+        "descriptors", "descriptor-ablation", "attention", "reliability", "cost",
     }  # fmt: skip
     found = read(page)
     for figure in figures:

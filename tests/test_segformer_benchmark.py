@@ -10,7 +10,7 @@ import torch
 
 import ostinato
 from ostinato.experts.targets import find_targets
-from ostinato.ops.features import find_blocks
+from ostinato.ops.blocks import find_blocks
 
 SCRIPT = Path(__file__).parents[1] / "benchmarks" / "segformer.py"
 

@@ -114,7 +114,7 @@ def test_freezing_stops_learning_and_nothing_else(server: Server) -> None:
 def test_a_copy_answers_as_its_origin_does_and_goes_its_own_way(server: Server) -> None:
     client, fleet = server
     made = client.post("/v1/streams", json={"name": "copy", "start": "gate"})
-    assert made.status_code == 201
+    assert made.status_code == 201, made.text
     fresh = batches(7)[6]
     fleet.streams["gate"].frozen = fleet.streams["copy"].frozen = True
     ours, theirs = (ask(client, name, fresh).json()["images"] for name in ("copy", "gate"))

@@ -111,8 +111,8 @@ def test_guard_tells_collapse_from_noise_and_remembers():
     assert verdicts[0] == "learning"
     assert "bad" not in verdicts
     assert guard.good(1) == verdicts.count("good") > 0
-    collapsed = torch.zeros(10)
-    collapsed[0] = 1
+    collapsed = torch.full((10,), 0.01)  # not all of it: nought of nought would count as bad
+    collapsed[0] = 0.91
     copy = CollapseGuard(window=40, tolerance=0.8)
     copy.import_state(guard.export_state().clone())
     first = [guard.observe(1, collapsed, 10) for _ in range(10)]
@@ -122,6 +122,9 @@ def test_guard_tells_collapse_from_noise_and_remembers():
     assert guard.strike(1) == 1
     assert guard.good(1) == 0
     assert guard.observe(1, collapsed, 10) == "learning"
+    # Collapsed again before the mean is whole: no state to come back to.
+    assert [guard.observe(1, collapsed, 10) for _ in range(6)] == ["learning"] * 2 + ["bad"] * 4
+    assert guard.good(1) == 0
 
 
 def test_cosine_and_norm():

@@ -229,6 +229,18 @@ def test_mixed_batches_hold_their_share_of_every_domain() -> None:
     assert Counter(n for b in stream for n in b.image_domains) == {"a": 40, "b": 20}
 
 
+def test_mixed_batches_hold_many_pictures_not_one_under_every_corruption() -> None:
+    data = ArrayDataset(np.zeros((60, 3, 8, 8), np.uint8), [0] * 60)
+    names = ("fog", "snow", "frost", "contrast", "brightness")
+    domains = [Domain(n, data, data.indices("array"), corruption=n) for n in names]
+    stream = MixedStream(domains, batch_size=20, seed=3)
+    (segment,) = stream.segments
+    pictures = [len(set(segment.where[at : at + 20].tolist())) for at in range(0, 300, 20)]
+    assert min(pictures) > 12  # of 20; with one order for all domains there would be four
+    for part in range(len(names)):
+        assert sorted(segment.where[segment.which == part].tolist()) == list(range(60))
+
+
 def test_mixed_refuses_other_label_spaces() -> None:
     one = ArrayDataset(np.zeros((4, 3, 8, 8), np.uint8), [0, 1, 0, 1], classes=[3, 5])
     two = ArrayDataset(np.zeros((4, 3, 8, 8), np.uint8), [0, 1, 0, 1])

@@ -11,11 +11,12 @@ from rich.console import Console
 
 from ostinato import cli
 from ostinato.bench import assemble, small
-from ostinato.bench.assemble import Request, build_table, choose, spec_of
+from ostinato.bench.assemble import build_table, choose, spec_of
 from ostinato.bench.cells import measure
 from ostinato.bench.job import check_spec, open_stream
 from ostinato.bench.kept import keep
 from ostinato.bench.printed import printed
+from ostinato.bench.request import Request
 from ostinato.bench.results import RunFolder
 from ostinato.bench.table import Measure, Table, Variant
 from ostinato.bench.tables import METHODS_FULL
@@ -26,7 +27,7 @@ from ostinato.registry import METHODS, TABLES
 NAMES = (
     *("imagenet-c", "cifar100-c", "imagenet-plus", "imagenet-plus-plus", "acdc", "parameters"),
     *("camvid", "ablation-experts", "ablation-fdd", "ablation-descriptor"),
-    *("traffic", "ablation-objective"),
+    *("recurring-20", "traffic", "ablation-objective"),
 )
 QUIET = Console(quiet=True)
 TINY = {"batch_size": 8, "data": {"limit": 8}}

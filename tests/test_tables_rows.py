@@ -14,10 +14,11 @@ import pytest
 import torch
 from rich.console import Console
 
-from ostinato.bench.assemble import Request, at_factor, build_table, choose, spec_of
+from ostinato.bench.assemble import at_factor, build_table, choose, spec_of
 from ostinato.bench.job import check_spec, open_stream
+from ostinato.bench.request import Request
 from ostinato.bench.results import RunFolder
-from ostinato.bench.rows import run_rows
+from ostinato.bench.rows import Workers, run_rows
 from ostinato.bench.runner import finished, run
 from ostinato.bench.search import read_factors, search, write_factors
 from ostinato.bench.shared import share
@@ -88,7 +89,7 @@ def test_a_row_that_fails_comes_back_as_its_error(tmp_path: Path) -> None:
     assert isinstance(found["bad"], ConfigError)
     assert "does not take 32×32 images" in str(found["bad"])
     with pytest.raises(ConfigError, match="at least one process"):
-        run_rows({"good": good}, out=tmp_path, jobs=0, console=QUIET)
+        Workers(0)
 
 
 def test_rows_that_are_done_are_shown_without_making_a_batch(
@@ -161,15 +162,17 @@ def test_a_search_tries_all_factors_and_chooses_the_lowest_error(tmp_path: Path)
     methods = ("source", "tent", "reservoir")
     request = Request(methods=methods, seeds=(1,), changes=TINY, out=tmp_path)
     result, chosen = search("imagenet-c", request, (0.1, 1.0, 1e5), QUIET)
-    assert [str(h) for h in result.headings] == ["× 0.1", "× 1", "× 100000", "Best"]
+    assert [str(h) for h in result.headings] == ["× 0.1", "× 1", "× 100000", "Best", "Holds"]
     source, tent, reservoir = result.rows
-    assert [str(v) for v in source.values[::2]] == ["", ""]  # nothing learned: run once
+    assert [str(v) for v in source.values[:3:2]] == ["", ""]  # nothing learned: run once
     assert str(source.values[3]) == "—"
     assert set(chosen) == {"tent:imagenet-c", "reservoir:imagenet-c"}
     for row, label in ((tent, "tent:imagenet-c"), (reservoir, "reservoir:imagenet-c")):
         errors = [v.value for v in row.values[:3]]
         assert errors[(0.1, 1.0, 1e5).index(chosen[label])] == min(errors)
         assert errors[2] > min(errors)  # a rate far too high is seen to be
+        assert 0 < row.values[4].value <= 100
+    assert str(source.values[4]) == ""
     with pytest.raises(ConfigError, match="variants of one method"):
         search("ablation-fdd", request)
     with pytest.raises(ConfigError, match="two or more"):
@@ -179,7 +182,7 @@ def test_a_search_tries_all_factors_and_chooses_the_lowest_error(tmp_path: Path)
 def test_a_search_may_leave_out_the_methods_own_rate(tmp_path: Path) -> None:
     request = Request(methods=("source", "tent"), seeds=(1,), changes=TINY, out=tmp_path)
     result, chosen = search("imagenet-c", request, (0.3, 0.1), QUIET)
-    assert [str(h) for h in result.headings] == ["× 0.1", "× 0.3", "× 1", "Best"]
+    assert [str(h) for h in result.headings] == ["× 0.1", "× 0.3", "× 1", "Best", "Holds"]
     source, tent = ([v.value for v in row.values[:3]] for row in result.rows)
     assert source[:2] == [None, None]
     assert source[2] is not None  # what the others are held against

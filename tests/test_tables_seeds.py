@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from ostinato.bench.assemble import Request, build_table, spec_of
+from ostinato.bench.assemble import build_table, spec_of
 from ostinato.bench.job import open_stream
+from ostinato.bench.request import Request
 from ostinato.bench.seeds import seed_note
 from ostinato.bench.spec import Spec
 from ostinato.bench.table import Table, Variant

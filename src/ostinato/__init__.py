@@ -5,18 +5,40 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["adapt", "collect_statistics", "prepare", "unwrap"]
+_WHERE = {
+    "adapt": "api",
+    "collect_statistics": "api",
+    "export": "exporting",
+    "from_pretrained": "hub",
+    "prepare": "api",
+    "push_to_hub": "hub",
+    "unwrap": "api",
+    "zero_shot": "clip",
+}
+__all__ = [
+    "adapt",
+    "collect_statistics",
+    "export",
+    "from_pretrained",
+    "prepare",
+    "push_to_hub",
+    "unwrap",
+    "zero_shot",
+]
 
 if TYPE_CHECKING:
     from ostinato.api import adapt, collect_statistics, prepare, unwrap
+    from ostinato.clip import zero_shot
+    from ostinato.exporting import export
+    from ostinato.hub import from_pretrained, push_to_hub
 
 
 def __getattr__(name: str) -> Any:
     # Loaded when used, so that `import ostinato` and `ostinato --help` stay quick.
-    if name in __all__:
-        from ostinato import api
+    if name in _WHERE:
+        from importlib import import_module
 
-        return getattr(api, name)
+        return getattr(import_module(f"ostinato.{_WHERE[name]}"), name)
     raise AttributeError(f"module 'ostinato' has no attribute {name!r}")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sized
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,9 @@ from ostinato.errors import ConfigError, MissingResource, OstinatoError
 from ostinato.methods.base import Method, Resources
 from ostinato.methods.contract import check_resources, resolve_config
 from ostinato.models import Normalize, Triple, VisionModel, check_module, fingerprint
+from ostinato.ops.batches import Images, image_batches
+from ostinato.ops.blocks import Choice, choose_blocks, find_blocks
+from ostinato.ops.colours import three_colours
 from ostinato.ops.snapshot import State, load_state
 from ostinato.ops.statistics import SourceStatistics, collect
 from ostinato.ops.trainable import Flags
@@ -27,6 +31,7 @@ def adapt(
     statistics: SourceStatistics | str | Path | None = None,
     prepared: State | str | Path | None = None,
     targets: Any = None,
+    blocks: Choice = None,
     normalize: Normalize = "model",
     mean: Triple | None = None,
     std: Triple | None = None,
@@ -35,8 +40,8 @@ def adapt(
     """Wrap a model so that calling it predicts, recognises the domain and adapts.
 
     Args:
-        model: any classifier or segmenter with transformer FFNs; changed in place, and given
-            back by `unwrap`.
+        model: any classifier or segmenter of blocks, transformer or convolutional, in any
+            precision; changed in place, and given back by `unwrap`.
         method: a registered name; `ostinato list methods` shows them. None takes this project's
             own: `ostinato` where source statistics are given, `dual_expert` otherwise.
         preset: named settings of the method; without a method, `robust` and `forward-only` need
@@ -44,6 +49,8 @@ def adapt(
         statistics: from `collect_statistics`, or the path of a saved file.
         prepared: what `ostinato prepare` wrote, or its path.
         targets: where experts go: names, a regex or a predicate; found by structure if None.
+        blocks: the modules whose outputs are read and moved, likewise, for models whose blocks
+            are not found.
         normalize: "model" (pixels in, the wrapper normalises), "none" or "input".
         mean: of the model's input convention, where the model does not tell.
         std: likewise.
@@ -71,9 +78,11 @@ def adapt(
     check_resources(model, statistics, prepared)
     config = resolve_config(kind, preset, settings)
     vision = VisionModel(model, normalize=normalize, mean=mean, std=std)
+    choose_blocks(model, blocks)
     try:
         adapted: Method = kind(vision, config, Resources(statistics, prepared), targets)
     except (LookupError, RuntimeError) as error:
+        choose_blocks(model, None)
         if prepared is None or isinstance(error, OstinatoError):
             raise
         raise MissingResource(
@@ -129,20 +138,60 @@ def prepare(
 
 def collect_statistics(
     model: nn.Module,
-    images: Tensor,
+    images: Images,
     *,
     batch_size: int = 50,
+    blocks: Choice = None,
     normalize: Normalize = "model",
     mean: Triple | None = None,
     std: Triple | None = None,
+    progress: bool = False,
 ) -> SourceStatistics:
-    """Feature statistics of clean source images (about 300), taken once before deployment."""
+    """Feature statistics of clean source images (about 300), taken once before deployment.
+
+    Args:
+        model: the source model, before it is adapted.
+        images: a tensor as `adapt`'s models take them, or a DataLoader, iterator or data set that
+            gives such images, labels beside them or not.
+        batch_size: images of a tensor or a data set that are forwarded together.
+        blocks: as for `adapt`; pass the same to both.
+        normalize: as for `adapt`.
+        mean: as for `adapt`.
+        std: as for `adapt`.
+        progress: show how many batches are done.
+    """
     if isinstance(model, Method):
         raise ConfigError("Collect statistics from the source model, before adapting it.")
     vision = VisionModel(model, normalize=normalize, mean=mean, std=std)
     flags = Flags.freeze(model)
     try:
-        parts = (vision.check(part) for part in images.split(batch_size))
-        return collect(vision, parts, Texture(), fingerprint(model))
+        choose_blocks(model, blocks)
+        find_blocks(model)  # refused by the user's own names, before any image is read
+        parts: Iterable[Tensor] = (
+            vision.check(_unprocessed(vision, batch) if processed else batch)
+            for batch, processed in image_batches(images, batch_size)
+        )
+        if progress:
+            from rich.progress import track
+
+            parts = track(parts, "source statistics", total=_batches(images, batch_size))
+        return collect(vision, parts, _describe, fingerprint(model))
     finally:
+        choose_blocks(model, None)
         flags.restore()
+
+
+def _describe(pixels: Tensor) -> Tensor:
+    return Texture()(three_colours(pixels))
+
+
+def _unprocessed(vision: VisionModel, images: Tensor) -> Tensor:
+    """Images that a processor normalised, in the form that the model's convention asks for."""
+    return vision.restored(images).clamp(0, 1) if vision.normalize == "model" else images
+
+
+def _batches(images: Images, size: int) -> int | None:
+    """How many batches are to come, where that is known."""
+    if isinstance(images, Tensor):
+        return -(-len(images) // size)
+    return len(images) if isinstance(images, Sized) else None

@@ -15,7 +15,7 @@ import tyro
 
 from ostinato.cli_bench import compare_command, run_command, search_command, table_command
 from ostinato.cli_data import data_check_command, data_fetch_command
-from ostinato.cli_methods import list_command, prepare_command, speed_command
+from ostinato.cli_methods import list_command, prepare_command
 from ostinato.cli_serve import (
     keys_add_command,
     keys_list_command,
@@ -26,8 +26,10 @@ from ostinato.cli_serve import (
     verify_command,
 )
 from ostinato.cli_serve_demo import serve_demo_command
+from ostinato.cli_speed import speed_command
 from ostinato.errors import OstinatoError, did_you_mean
 from ostinato.report.command import report as report_command
+from ostinato.soak.command import soak_command
 
 Name = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="NAME")]
 
@@ -88,6 +90,7 @@ COMMANDS: dict[str, tuple[Callable[..., None], str]] = {
     "keys list": (keys_list_command, "show a server's API keys"),
     "keys revoke": (keys_revoke_command, "NAME: take an API key back"),
     "speed": (speed_command, "images per second and memory of a step, beside the forward alone"),
+    "soak": (soak_command, "adapt for hours with reloads and kills; a page about what broke"),
 }
 
 

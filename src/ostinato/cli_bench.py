@@ -113,10 +113,12 @@ def table_command(
     root: str | None = None,
     weights: str | None = None,
     set: Words = (),
+    only: Words = (),
     format: Form = "terminal",
     save: Path | None = None,
     out: Path = Path("runs"),
     again: bool = False,
+    finished: bool = False,
     memory: float = 1.0,
     jobs: int = 1,
     factors: Path | None = None,
@@ -132,15 +134,18 @@ def table_command(
         root: the folder that holds the data sets (full scale).
         weights: the model's checkpoint (full scale).
         set: any setting of the runs' spec, such as device=cuda data.limit=500.
+        only: such settings of one method or one of the table's streams, as foa:data.limit=100.
         format: what is printed.
         save: a folder that gets the table as Markdown, LaTeX, CSV and JSON.
         out: where the runs' folders go.
         again: run even what is complete already.
+        finished: run nothing, show what is complete and leave out the rest.
         memory: GiB of made batches to keep for the rows that follow.
         jobs: rows that run side by side, each in a process of its own.
         factors: a file from 'ostinato search'; adds a row at the chosen rate to each method.
     """
-    from ostinato.bench.assemble import Request, build_table
+    from ostinato.bench.assemble import build_table
+    from ostinato.bench.request import Request, parse_only
     from ostinato.bench.search import read_factors
 
     request = Request(
@@ -149,8 +154,10 @@ def table_command(
         preset=preset,
         seeds=seeds,
         changes=_changes(root, weights, set),
+        only=parse_only(only),
         out=out,
         again=again,
+        finished=finished,
         memory=memory,
         jobs=jobs,
         factors=None if factors is None else read_factors(factors),
@@ -170,9 +177,11 @@ def search_command(
     root: str | None = None,
     weights: str | None = None,
     set: Words = (),
+    only: Words = (),
     format: Form = "terminal",
     save: Path | None = None,
     out: Path = Path("runs"),
+    finished: bool = False,
     memory: float = 1.0,
     jobs: int = 1,
 ) -> None:
@@ -188,13 +197,15 @@ def search_command(
         root: the folder that holds the data sets (full scale).
         weights: the model's checkpoint (full scale).
         set: any setting of the runs' spec; choose images that the table does not report.
+        only: such settings of one method alone, as foa:data.limit=100.
         format: what is printed.
         save: a folder that gets the errors, and the chosen factors for 'ostinato table --factors'.
         out: where the runs' folders go.
+        finished: run nothing, choose among what is complete.
         memory: GiB of made batches to keep for the rows that follow.
         jobs: rows that run side by side, each in a process of its own.
     """
-    from ostinato.bench.assemble import Request
+    from ostinato.bench.request import Request, parse_only
     from ostinato.bench.search import FACTORS, SUFFIX, search, write_factors
 
     request = Request(
@@ -202,7 +213,9 @@ def search_command(
         methods=methods,
         seeds=seeds,
         changes=_changes(root, weights, set),
+        only=parse_only(only),
         out=out,
+        finished=finished,
         memory=memory,
         jobs=jobs,
         command=_command(),

@@ -1,4 +1,4 @@
-"""The commands around methods: list what there is, prepare one, measure a step."""
+"""The commands around methods: list what there is, prepare one."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ import tyro
 
 from ostinato.cli_bench import Words
 from ostinato.errors import ConfigError
+from ostinato.lines import columns
+from ostinato.lines import markdown as as_markdown
+from ostinato.remembered import remembered
 
 Kind = Literal[
     "methods", "datasets", "streams", "tables", "corruptions", "descriptors", "discriminators"
@@ -26,20 +29,25 @@ def list_command(kind: Annotated[Kind, tyro.conf.Positional], markdown: bool = F
         kind: which collection.
         markdown: as Markdown; of methods, the whole page docs/methods.md with measured costs.
     """
-    from ostinato.bench import catalogue
-
     if markdown and kind == "methods":
         from ostinato.bench.method_page import method_page
 
         print(method_page(), end="")
         return
-    head, rows = catalogue.catalogue(kind)
+    rows = remembered(kind, lambda: _listed(kind))
     if markdown:
-        print(catalogue.markdown(head, rows))
+        print(as_markdown(rows[0], rows[1:]))
         return
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    for line in catalogue.columns([head, *rows]):
+    for line in columns(rows):
         print(line[:width])
+
+
+def _listed(kind: Kind) -> list[list[str]]:
+    from ostinato.bench.catalogue import catalogue
+
+    head, rows = catalogue(kind)
+    return [list(row) for row in (head, *rows)]
 
 
 def prepare_command(
@@ -173,58 +181,3 @@ def _tell_gain(state: Any) -> None:
         print(f"{line} before the warm-up, {gain['after']:.3f} after")
     else:
         print(f"{line}; the warm-up made it no better, so the start without effect is kept")
-
-
-def speed_command(
-    *,
-    model: str = "vit_tiny_patch16_224",
-    weights: str | None = None,
-    batch_size: int = 50,
-    steps: int = 10,
-    device: str = "auto",
-    precision: Literal["fp32", "tf32", "bf16"] = "fp32",
-    normalize: Literal["model", "none"] = "model",
-) -> None:
-    """Images per second and peak memory: the forward alone, a TENT step, a step of ours.
-
-    Args:
-        model: 'embedded' or a timm name.
-        weights: a checkpoint file; random ones unless given, which are as fast.
-        batch_size: images a batch.
-        steps: timed batches of each; their median counts.
-        device: cpu, cuda or auto.
-        precision: fp32, tf32 or bf16.
-        normalize: the input convention.
-    """
-    import torch
-
-    from ostinato.bench.catalogue import columns
-    from ostinato.bench.fit import resolve_device
-    from ostinato.bench.models import OWN, RANDOM, check_model, load_model
-    from ostinato.bench.spec import Spec
-    from ostinato.bench.speed import measure_speed
-
-    place = resolve_device(device)
-    chosen = weights or (None if model in OWN else RANDOM)
-    spec = Spec.parse({"model": model, "weights": chosen, "device": place})
-    check_model(spec)
-    config = getattr(load_model(spec), "pretrained_cfg", {})
-    size = tuple(config.get("input_size", (3, 224, 224)))
-    found = measure_speed(
-        lambda: load_model(spec),
-        batch_size=batch_size,
-        size=size,
-        steps=steps,
-        precision=precision,
-        normalize=normalize,
-    )
-    where = torch.cuda.get_device_name(place) if place.startswith("cuda") else place
-    threads = f", {torch.get_num_threads()} threads" if place == "cpu" else ""
-    print(f"{model}, {size[1]} px, batch {batch_size}, {precision}, {where}{threads}")
-    print(f"median of {steps} batches each, taken in turns; each batch is new images of one shift")
-    rows = [("", "images/s", "ms a batch", "× forward", "updates", "peak MB")]
-    for one in found:
-        time = (f"{one.images:.1f}", f"{one.milliseconds:.1f}", f"{one.ratio:.2f}")
-        rows.append((one.name, *time, f"{one.updates:.0%}", f"{one.memory / 1e6:.0f}"))
-    for line in columns(rows):
-        print(line)

@@ -1,6 +1,7 @@
 """What adaptation needs to know of a model: its input convention, its logits, its blocks.
 
-Images travel through Ostinato as pixels in [0, 1]. Normalisation belongs to the model:
+Images travel through Ostinato as float32 pixels in [0, 1]; a model of another precision gets them
+in its own. Normalisation belongs to the model:
 
 - ``normalize="model"`` (default): the wrapper applies the model's own mean and std;
 - ``normalize="none"``: pixels go in as they are, as the literature's tables have it;
@@ -34,7 +35,8 @@ HF_CONVENTIONS = {
     "segformer": IMAGENET,
 }
 
-Triple = tuple[float, float, float]
+Triple = tuple[float, ...]
+"""One number a channel; most models have three."""
 
 
 def input_convention(model: nn.Module) -> tuple[Triple, Triple] | None:
@@ -48,6 +50,23 @@ def input_convention(model: nn.Module) -> tuple[Triple, Triple] | None:
         return IMAGENET
     kind = getattr(getattr(model, "config", None), "model_type", None)
     return HF_CONVENTIONS.get(str(kind))
+
+
+def input_channels(model: nn.Module) -> int | None:
+    """How many channels a model's first convolution takes; None where there is none.
+
+    >>> input_channels(nn.Sequential(nn.Conv2d(1, 8, 3), nn.Conv2d(8, 8, 3)))
+    1
+    """
+    first = next((m for m in model.modules() if isinstance(m, nn.Conv2d)), None)
+    return None if first is None else int(first.in_channels)
+
+
+def _for_channels(known: tuple[Triple, Triple] | None, channels: int | None) -> Any:
+    """A convention for three colours, for a model that was made for other channels: their mean."""
+    if known is None or channels is None or len(known[0]) == channels:
+        return known
+    return tuple((sum(part) / len(part),) * channels for part in known)
 
 
 class VisionModel(nn.Module):
@@ -76,7 +95,7 @@ class VisionModel(nn.Module):
             raise ConfigError(f"normalize is 'model', 'none' or 'input', not {normalize!r}.")
         if not any(True for _ in model.parameters()):
             raise ConfigError("The model has no parameters, so there is nothing to adapt.")
-        known = _given(mean, std) or input_convention(model)
+        known = _given(mean, std) or _for_channels(input_convention(model), input_channels(model))
         if normalize != "none" and known is None:
             raise ConfigError(
                 f"{type(model).__name__} does not say how its input is normalised. Pass mean=(...) "
@@ -98,6 +117,12 @@ class VisionModel(nn.Module):
         """Where the model lives."""
         return self.mean.device
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type that the model's first layer computes in."""
+        floating = (p.dtype for p in self.base.parameters() if p.is_floating_point())
+        return next(floating, torch.float32)
+
     def check(self, images: Tensor) -> Tensor:
         """Pixels in [0, 1] on the model's device, or an InputError that says what is wrong."""
         _check_shape(images, channels=self.mean.shape[1])
@@ -114,8 +139,8 @@ class VisionModel(nn.Module):
                 )
             return self._sized(images.float() / 255)
         if self.normalize == "input":
-            pixels = self._sized(images.float() * self.std + self.mean)
-            self._given = (pixels, images.float())
+            pixels = self._sized(self.restored(images))
+            self._given = (pixels, images)
             return pixels
         if low < -1e-3 or high > 1 + 1e-3:
             raise InputError(
@@ -151,11 +176,17 @@ class VisionModel(nn.Module):
         """What the model itself takes. Normalised input comes back as it was given, to the bit."""
         if self._given is not None and self._given[0] is pixels:
             return self._given[1]
-        return pixels if self.normalize == "none" else (pixels - self.mean) / self.std
+        if self.normalize == "none":
+            return pixels
+        return (pixels - self.mean.float()) / self.std.float()
+
+    def restored(self, images: Tensor) -> Tensor:
+        """Pixels in [0, 1] of images that were normalised with the model's mean and std."""
+        return images.to(self.device).float() * self.std.float() + self.mean.float()
 
     def forward(self, pixels: Tensor) -> Tensor:
         """Logits: (B, C), or (B, C, H, W) per pixel."""
-        return logits_of(self.base(self.prepare(pixels)))
+        return logits_of(self.base(self.prepare(pixels).to(self.dtype)))
 
     def release(self) -> None:
         """Forget the last batch."""

@@ -7,8 +7,8 @@ random, the draws: views, shuffles and fresh prompts are those of the method, wh
 check against other libraries. Rates are higher than the authors' so that a few steps show.
 
 Where a release departs from its paper, the method's `differences` say which of them it follows;
-these tests hold it to that. ADMA, BECoTTA, SVDP and VDP have no release of the form used here;
-their rules are checked in test_methods_masking, _sparse_experts and _prompts.
+these tests hold it to that. ADMA's, BECoTTA's and SVDP's releases are for other tasks or data, and
+VDP has none: test_inputs holds them to their papers' rules in the form that `differences` states.
 """
 
 from __future__ import annotations

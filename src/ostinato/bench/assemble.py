@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
+from dataclasses import replace
 
 from rich.console import Console
 
@@ -14,51 +12,20 @@ from ostinato.bench.job import check_spec
 from ostinato.bench.models import views_name, weights_name
 from ostinato.bench.printed import printed
 from ostinato.bench.render import ClassBlock, Heading, TableResult, TableRow
-from ostinato.bench.rows import run_rows
+from ostinato.bench.request import Request
+from ostinato.bench.rows import Outcome, Workers, run_rows
 from ostinato.bench.seeds import seed_note
 from ostinato.bench.spec import Spec, merge, split_label
 from ostinato.bench.summary import Summary
-from ostinato.bench.table import Measure, Part, Scale, Table, Variant
+from ostinato.bench.table import Measure, Part, Table, Variant
 from ostinato.bench.tables import METHODS_FULL
-from ostinato.errors import ConfigError, OstinatoError, UnknownName
+from ostinato.errors import ConfigError, MissingResource, OstinatoError, UnknownName
 from ostinato.methods.contract import resolve_config
 from ostinato.own import OURS, choose_method
 from ostinato.registry import METHODS, TABLES
 
 PAPER = "paper"
 _BESIDE = "img/s: up to {} rows ran side by side on one machine; alone, each is faster."
-
-
-@dataclass(frozen=True)
-class Request:
-    """What was asked of a table.
-
-    Attributes:
-        scale: the paper's setting, or the package's own data.
-        methods: `name` or `name:preset`; "all" for every registered one; empty for the usual.
-        preset: of an ablation's rows; `paper` at full scale, `source-free` at small unless given.
-        seeds: in place of the paper's.
-        changes: spec values on top of the table's.
-        out: where runs are kept.
-        again: run even what is done.
-        memory: GiB of made batches to keep for the rows that follow.
-        jobs: rows that run side by side, each in a process of its own.
-        factors: of learning rates, as a search chose them, by `name` or `name:preset`; each gives
-            its method a second row.
-        command: as typed, to stand in the result.
-    """
-
-    scale: Scale = "small"
-    methods: tuple[str, ...] = ()
-    preset: str | None = None
-    seeds: tuple[int, ...] = ()
-    changes: Mapping[str, Any] | None = None
-    out: Path = Path("runs")
-    again: bool = False
-    memory: float = 1.0
-    jobs: int = 1
-    factors: Mapping[str, float] | None = None
-    command: str = ""
 
 
 def build_table(name: str, request: Request, console: Console | None = None) -> TableResult:
@@ -73,17 +40,22 @@ def build_table(name: str, request: Request, console: Console | None = None) -> 
     console = console or Console(stderr=True)
     found, failed = run_all(table, variants, request, console)
     variants = [v for v in variants if v.label not in failed]
+    if not variants:
+        raise ConfigError(f"No row of {table.name} is finished in {request.out}.")
     skipped += [_left_out(label, error) for label, error in failed.items()]
     columns = [m for m in table.columns if m.kind != "gain" or _reference(table, variants)]
     table = replace(table, columns=_with_rounds(columns, found))
     rows = [_measured(table, v, found, request, variants) for v in variants]
-    by_class = class_block({v.label: found[v.label, table.parts[0].name] for v in variants})
+    by_class = class_block(
+        {v.label: found.get((v.label, table.parts[0].name), []) for v in variants}
+    )
     shown = {part.name: spec_of(table, part, variants[0], request) for part in table.parts}
     return _result(table, request, rows, skipped, by_class, seed_note(shown))
 
 
 def choose(table: Table, request: Request) -> tuple[list[Variant], list[str]]:
     """The rows that can run, checked before any of them starts, and why others are left out."""
+    request.check_names(table)
     kept, skipped = [], []
     for variant in _candidates(table, request):
         try:
@@ -156,9 +128,11 @@ def _variant(table: Table, label: str) -> Variant:
     if name not in METHODS:
         return Variant(label, name, preset)
     kind = METHODS[name]
+    title = str(kind.info.title)
     if preset is None and table.preset in kind.presets:
         preset = table.preset
-    title = str(kind.info.title)
+    elif preset != table.preset and preset is not None and name not in OURS:
+        title = f"{title}, {preset}"  # beside its row under the table's own preset
     if name in OURS:
         title = f"{title} {preset or ''}".strip()
     return Variant(title, name, preset, cosine=preset == PAPER)
@@ -187,7 +161,7 @@ def spec_of(table: Table, part: Part, variant: Variant, request: Request) -> Spe
         "settings": settings,
         "cosine": variant.cosine,
     }
-    values = merge({**base, **own}, request.changes or {})
+    values = merge({**base, **own}, request.changes_of(part.name, variant.method, label))
     if request.seeds:
         values["seeds"] = request.seeds
     spec = Spec.parse(values)
@@ -210,29 +184,76 @@ Found = dict[tuple[str, str], list[Summary]]
 def run_all(
     table: Table, variants: Sequence[Variant], request: Request, console: Console
 ) -> tuple[Found, dict[str, OstinatoError]]:
-    """Every row on every stream and seed; rows that do not fit the model are told apart."""
+    """Every row on every stream and seed; rows that do not fit the model are told apart.
+
+    Where only what is finished is asked for, a row needs all seeds of one part at least.
+    """
+    with Workers(request.jobs) as workers:
+        found, failed = _run_parts(table, variants, request, workers, console)
+    done = {label for label, _ in found}
+    for variant in variants:
+        if variant.label not in done:
+            failed.setdefault(variant.label, MissingResource("not finished"))
+    return found, failed
+
+
+def _run_parts(
+    table: Table,
+    variants: Sequence[Variant],
+    request: Request,
+    workers: Workers,
+    console: Console,
+) -> tuple[Found, dict[str, OstinatoError]]:
     found: Found = {}
     failed: dict[str, OstinatoError] = {}
     for part in table.parts:
         specs = {v.label: spec_of(table, part, v, request) for v in variants}
-        for seed in next(iter(specs.values())).seeds:
-            rows = {n: s.replace(seeds=(seed,)) for n, s in specs.items() if n not in failed}
-            outcomes = run_rows(
-                rows,
-                out=request.out,
-                again=request.again,
-                memory=request.memory,
-                jobs=request.jobs,
-                console=console,
-            )
-            for label, outcome in outcomes.items():
-                if isinstance(outcome, Summary):
-                    found.setdefault((label, part.name), []).append(outcome)
-                elif _insists(table, request):
-                    raise outcome
-                else:
-                    failed[label] = outcome
+        kept = {label: spec for label, spec in specs.items() if label not in failed}
+        for group in _by_stream(kept):
+            for label, outcomes in _run_group(group, request, workers, console).items():
+                error = next((o for o in outcomes if isinstance(o, OstinatoError)), None)
+                summaries = [o for o in outcomes if isinstance(o, Summary)]
+                if error is not None and _insists(table, request):
+                    raise error
+                if error is not None:
+                    failed[label] = error
+                elif len(summaries) == len(specs[label].seeds):
+                    found[label, part.name] = summaries
     return found, failed
+
+
+def _by_stream(specs: Mapping[str, Spec]) -> list[dict[str, Spec]]:
+    """Rows that see the same batches, together."""
+    groups: dict[str, dict[str, Spec]] = {}
+    shown = {"stream", "data", "roots", "seeds", "batch_size", "device"}
+    for label, spec in specs.items():
+        groups.setdefault(spec.model_dump_json(include=shown), {})[label] = spec
+    return list(groups.values())
+
+
+def _run_group(
+    specs: Mapping[str, Spec], request: Request, workers: Workers, console: Console
+) -> dict[str, list[Outcome]]:
+    """Rows of one stream, seed by seed; what became of each."""
+    outcomes: dict[str, list[Outcome]] = {label: [] for label in specs}
+    for seed in next(iter(specs.values())).seeds:
+        rows = {
+            label: spec.replace(seeds=(seed,))
+            for label, spec in specs.items()
+            if not any(isinstance(one, OstinatoError) for one in outcomes[label])
+        }
+        made = run_rows(
+            rows,
+            out=request.out,
+            again=request.again,
+            finished_alone=request.finished,
+            memory=request.memory,
+            workers=workers,
+            console=console,
+        )
+        for label, outcome in made.items():
+            outcomes[label].append(outcome)
+    return outcomes
 
 
 def _with_rounds(columns: Sequence[Measure], found: Found) -> tuple[Measure, ...]:
@@ -265,8 +286,9 @@ def _measured(
     values = []
     for column in table.columns:
         part = column.part or table.parts[0].name
-        base = found.get((reference or "", part), [])
-        values.append(value(column, found[variant.label, part], base))
+        runs, base = found.get((variant.label, part), []), found.get((reference or "", part), [])
+        same = [s.images for s in runs] == [s.images for s in base]
+        values.append(value(column, runs, base if same else []))
     facts = facts_of(table, variant, request, found)
     return TableRow(label=variant.label, origin="measured", values=tuple(values), facts=facts)
 
@@ -276,13 +298,13 @@ def facts_of(table: Table, variant: Variant, request: Request, found: Found) -> 
     spec = spec_of(table, table.parts[0], variant, request)
     config = check_spec(spec)
     kind = METHODS[variant.method]
-    images = [found[variant.label, part.name][0].images for part in table.parts]
+    runs = [found.get((variant.label, part.name)) for part in table.parts]
     predicts = str(getattr(config, "predict", kind.info.predicts))
     facts = {
         "Model": spec.model.partition(".")[0],
         "Weights": weights_name(spec),
         "Input": "raw [0, 1]" if spec.normalize == "none" else "normalised",
-        "Images": " / ".join(f"{n:,}" for n in images),
+        "Images": " / ".join(f"{many[0].images:,}" if many else "–" for many in runs),
         "Seeds": ", ".join(str(seed) for seed in spec.seeds),
         "Help": ", ".join(sorted(kind.needs(config))) or "none",
         "Predicts": predicts,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from typing import Any, Literal
 
 from ostinato import registry
@@ -24,31 +24,6 @@ def catalogue(kind: Kind) -> tuple[Row, list[Row]]:
     """
     head, rows = _KINDS[kind]
     return head, rows()
-
-
-def columns(rows: Iterable[Row]) -> list[str]:
-    """Rows as lines with aligned columns.
-
-    >>> columns([("a", "one"), ("long", "two")])
-    ['a     one', 'long  two']
-    """
-    rows = list(rows)
-    widths = [max(len(row[n]) for row in rows) for n in range(len(rows[0]))] if rows else []
-    pad = [[text.ljust(width) for text, width in zip(row, widths, strict=True)] for row in rows]
-    return ["  ".join(row).rstrip() for row in pad]
-
-
-def markdown(head: Row, rows: Sequence[Row]) -> str:
-    """Rows as a Markdown table.
-
-    >>> print(markdown(("name", "is"), [("a", "b|c")]))
-    | name | is |
-    |---|---|
-    | a | b\\|c |
-    """
-    cells = [[text.replace("|", "\\|") for text in row] for row in (head, *rows)]
-    lines = [f"| {' | '.join(row)} |" for row in cells]
-    return "\n".join([lines[0], "|" + "---|" * len(head), *lines[1:]])
 
 
 def needs_text(kind: Any) -> str:

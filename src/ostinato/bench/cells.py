@@ -5,8 +5,10 @@ from __future__ import annotations
 import statistics as stats
 from collections.abc import Mapping, Sequence
 
+from ostinato.bench._printed_rows import INPUTS
 from ostinato.bench.forgetting import gain
-from ostinato.bench.printed import Row, printed
+from ostinato.bench.printed import printed
+from ostinato.bench.printed_row import Row
 from ostinato.bench.render import ClassBlock, TableRow, Value
 from ostinato.bench.summary import Summary
 from ostinato.bench.table import Measure, Table
@@ -95,7 +97,7 @@ def printed_row(table: Table, row: Row) -> TableRow:
     note = row.note if row.origin == "paper" else f"Printed {source}. {row.note}".strip()
     facts = {"Help": ", ".join(row.needs), "Predicts": row.predicts}
     if table.name not in ("acdc", "cifar100-c"):
-        facts |= {"Model": "vit_base_patch16_224", "Input": "raw [0, 1]"}
+        facts |= {"Model": "vit_base_patch16_224", "Input": INPUTS[row.protocol]}
     return TableRow(
         label=row.method, origin="printed", values=tuple(values), facts=facts, note=note
     )

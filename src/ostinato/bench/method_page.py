@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from ostinato.api import adapt, collect_statistics, prepare
-from ostinato.bench.catalogue import first_line, markdown, needs_text
+from ostinato.bench.catalogue import first_line, needs_text
 from ostinato.data.embedded import embedded_images
+from ostinato.lines import markdown
 from ostinato.methods.base import Method
 from ostinato.methods.contract import resolve_config
 from ostinato.registry import METHODS

@@ -17,7 +17,7 @@ from ostinato.methods.contract import resolve_config
 from ostinato.registry import METHODS
 
 if TYPE_CHECKING:
-    from ostinato.bench.assemble import Request
+    from ostinato.bench.request import Request
 
 DOMAINS = 7
 """The paper's K on ImageNet-C."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple
 
 from ostinato.bench import _printed_rows as rows
 from ostinato.bench.forgetting import (
@@ -21,62 +21,8 @@ from ostinato.bench.forgetting import (
     round_means,
     total_mean,
 )
+from ostinato.bench.printed_row import Cell, Column, Protocol, Row
 from ostinato.errors import UnknownName, did_you_mean
-
-Kind: TypeAlias = Literal["score", "round mean", "mean", "rf", "gain", "count", "diff", "share"]
-
-
-@dataclass(frozen=True, slots=True)
-class Column:
-    """A column: its printed heading, what it holds, and of which domain and round."""
-
-    heading: str
-    kind: Kind
-    domain: str = ""
-    round: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """A printed cell; `text` stays as printed, `note` says what is wrong with it.
-
-    >>> Cell("+4.8").value, Cell("/").value
-    (4.8, None)
-    """
-
-    text: str
-    note: str = ""
-
-    @property
-    def value(self) -> float | None:
-        """The number, where the cell holds one."""
-        try:
-            return float(self.text)
-        except ValueError:
-            return None
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One printed row.
-
-    Attributes:
-        method: as printed.
-        reference: where the method was published, as printed.
-        cells: one per column of the table; an empty text where nothing was printed.
-        origin: "paper", or "elsewhere" for stronger figures that it does not list.
-        needs: help beyond the unlabeled stream.
-        predicts: which forward was scored; empty where the source does not say.
-        note: what else to know about the row.
-    """
-
-    method: str
-    reference: str
-    cells: tuple[Cell, ...]
-    origin: Literal["paper", "elsewhere"] = "paper"
-    needs: tuple[str, ...] = ()
-    predicts: str = ""
-    note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +77,15 @@ class Disagreement(NamedTuple):
     computed: float
 
 
-BEYOND = {"traffic": ("Recurring", "Mixed"), "ablation-objective": ("Recurring", "Mixed")}
+_ORIGIN: Mapping[Protocol, Literal["paper", "elsewhere"]] = {
+    "raw": "paper",
+    "normalised": "elsewhere",
+    "reservoir": "elsewhere",
+}
+BEYOND = {
+    "traffic": ("Recurring", "Mixed"),
+    "ablation-objective": ("Recurring", "Mixed"),
+}
 """Tables of this project's own, and headings that they begin with."""
 
 
@@ -202,20 +156,23 @@ def _row(
     method: str,
     reference: str,
     cells: tuple[Cell, ...],
+    protocol: Protocol = "raw",
     origin: Literal["paper", "elsewhere"] = "paper",
 ) -> Row:
     needs, predicts = rows.NEEDS.get(method, ()), rows.PREDICTS.get(method, "")
-    return Row(method, reference, cells, origin, needs, predicts, rows.ROW_NOTES.get(method, ""))
+    notes = (rows.PROTOCOL_NOTES.get(protocol, ""), rows.ROW_NOTES.get(method, ""))
+    note = " ".join(filter(None, notes))
+    return Row(method, reference, cells, origin, needs, predicts, note, protocol)
 
 
-def _read(name: str, columns: tuple[Column, ...], line: str) -> Row:
+def _read(name: str, columns: tuple[Column, ...], line: str, protocol: Protocol) -> Row:
     method, reference, *groups = (part.strip() for part in line.split("|"))
     texts = " ".join(groups).split()
     cells = (
         Cell(text, rows.NOTES.get((name, method, column.heading, column.round), ""))
         for column, text in zip(columns, texts, strict=True)
     )
-    return _row(method, reference, tuple(cells))
+    return _row(method, reference, tuple(cells), protocol, _ORIGIN[protocol])
 
 
 def _build(
@@ -226,15 +183,25 @@ def _build(
     metric: Metric = "error",
     images: Mapping[str, float] | None = None,
     stronger: Mapping[str, str] | None = None,
+    normalised: Mapping[str, str] | None = None,
+    protocol: Protocol = "raw",
     notes: tuple[str, ...] = (),
 ) -> PrintedTable:
-    known = [_read(name, columns, line) for line in text.strip().splitlines()]
-    for method, mean in (stronger or {}).items():
-        cells = tuple(Cell(mean if column.kind == "mean" else "") for column in columns)
-        reference = rows.STRONGER_REFERENCE.get(method, "")
-        known.append(_row(method, reference, cells, "elsewhere"))
+    known = [_read(name, columns, line, protocol) for line in text.strip().splitlines()]
+    known += _means_alone(stronger or {}, columns, "raw")
+    known += _means_alone(normalised or {}, columns, "normalised")
     weights = images or {column.domain: 1.0 for column in columns if column.kind == "score"}
     return PrintedTable(name, metric, columns, tuple(known), weights, notes)
+
+
+def _means_alone(
+    means: Mapping[str, str], columns: tuple[Column, ...], protocol: Protocol
+) -> Iterator[Row]:
+    """Rows of which no more than the mean is known."""
+    for method, mean in means.items():
+        cells = tuple(Cell(mean if column.kind == "mean" else "") for column in columns)
+        reference = rows.STRONGER_REFERENCE.get(method, "")
+        yield _row(method, reference, cells, protocol, "elsewhere")
 
 
 def _once(names: Mapping[str, str]) -> tuple[Column, ...]:
@@ -265,6 +232,7 @@ PRINTED: dict[str, PrintedTable] = {
             _once(rows.CORRUPTIONS),
             rows.IMAGENET_C,
             stronger=rows.STRONGER_IMAGENET_C,
+            normalised=rows.NORMALISED_IMAGENET_C,
         ),
         _build(
             "cifar100-c",
@@ -302,6 +270,12 @@ PRINTED: dict[str, PrintedTable] = {
                 notes=("The paper has no such table, so there are no printed rows.",),
             )
             for name, headings in BEYOND.items()
+        ),
+        _build(
+            "recurring-20",
+            (Column("R1", "round mean", round=0), Column("R20", "round mean", round=19)),
+            rows.RECURRING_20,
+            protocol="reservoir",
         ),
         _build(
             "ablation-experts",

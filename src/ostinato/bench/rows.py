@@ -7,9 +7,9 @@ import os
 import signal
 import tempfile
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
@@ -25,6 +25,39 @@ from ostinato.data.streams import Stream
 from ostinato.errors import ConfigError, OstinatoError
 
 T = TypeVar("T")
+
+
+class Workers:
+    """Processes for rows side by side, started when first needed and kept from stream to stream.
+
+    >>> with Workers(2) as workers:
+    ...     workers.jobs
+    2
+    """
+
+    def __init__(self, jobs: int) -> None:
+        if jobs < 1:
+            raise ConfigError(f"jobs = {jobs}: at least one process has to run.")
+        self.jobs = jobs
+        self._pool: ProcessPoolExecutor | None = None
+
+    @property
+    def pool(self) -> ProcessPoolExecutor:
+        """Processes that share the cores; spawned, since a forked one cannot use a GPU."""
+        if self._pool is None:
+            context = multiprocessing.get_context("spawn")
+            threads = max(1, (os.cpu_count() or 1) // self.jobs)
+            self._pool = ProcessPoolExecutor(self.jobs, context, _limit_threads, (threads,))
+        return self._pool
+
+    def __enter__(self) -> Workers:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(wait=True)
+
+
 Outcome: TypeAlias = Summary | OstinatoError
 """What became of one run."""
 
@@ -34,8 +67,9 @@ def run_rows(
     *,
     out: Path,
     again: bool = False,
+    finished_alone: bool = False,
     memory: float = 1.0,
-    jobs: int = 1,
+    workers: Workers | None = None,
     console: Console | None = None,
 ) -> dict[str, Outcome]:
     """Run specs of one seed and one stream by label. A row that fails is returned as its error.
@@ -44,23 +78,21 @@ def run_rows(
         specs: what to run; all of them see the first one's stream, which is made once.
         out: where runs are kept.
         again: run even what is done.
+        finished_alone: run nothing, and leave out what is not done.
         memory: GiB of made batches to keep for the rows that follow.
-        jobs: processes side by side.
+        workers: processes for rows side by side; one after the other unless given.
         console: where progress goes.
     """
-    if jobs < 1:
-        raise ConfigError(f"jobs = {jobs}: at least one process has to run.")
     console = console or Console(stderr=True)
     stream = open_stream(next(iter(specs.values())))
     found = {} if again else _done(specs, out, stream)
+    if finished_alone:
+        return found
     todo = {label: spec for label, spec in specs.items() if label not in found}
-    if len(todo) > 1 and jobs > 1:
+    if workers is not None and len(todo) > 1 and workers.jobs > 1:
         out.mkdir(parents=True, exist_ok=True)
-        place = tempfile.TemporaryDirectory(prefix=".batches-", dir=out)
-        with _pool(jobs) as pool, place as folder:
-            found |= _side_by_side(
-                todo, pool, jobs, Path(folder), stream, out, again, memory, console
-            )
+        with tempfile.TemporaryDirectory(prefix=".batches-", dir=out) as folder:
+            found |= _side_by_side(todo, workers, Path(folder), stream, out, again, memory, console)
     else:
         kept = keep(stream, memory)
         found |= {label: _one(spec, out, again, kept, console) for label, spec in todo.items()}
@@ -80,8 +112,7 @@ def _done(specs: Mapping[str, Spec], out: Path, stream: Stream) -> dict[str, Out
 
 def _side_by_side(
     specs: Mapping[str, Spec],
-    pool: ProcessPoolExecutor,
-    jobs: int,
+    workers: Workers,
     folder: Path,
     stream: Stream,
     out: Path,
@@ -89,11 +120,13 @@ def _side_by_side(
     memory: float,
     console: Console,
 ) -> dict[str, Outcome]:
+    pool = workers.pool
+
     def spread(work: Callable[..., T], tasks: list[tuple[Any, ...]]) -> list[T]:
         return [future.result() for future in [pool.submit(work, *task) for task in tasks]]
 
     try:
-        shared = share(stream, folder, memory, jobs, spread)
+        shared = share(stream, folder, memory, workers.jobs, spread)
         # Two rows may be the same run, which must not be begun twice at once.
         futures: dict[Future[Outcome], list[str]] = {}
         for labels in _equal(specs):
@@ -148,15 +181,6 @@ def _tell(console: Console, labels: Sequence[str], outcome: Outcome, done: int, 
         said = f"{outcome.metric} {outcome.mean:.1f} % · {speed:.0f} images/s"
     line = f"{', '.join(labels)}: {said} ({done} of {total})"
     console.print(line, markup=False, highlight=False, soft_wrap=True)
-
-
-@contextmanager
-def _pool(jobs: int) -> Iterator[ProcessPoolExecutor]:
-    """Processes that share the cores; spawned, since a forked one cannot use a GPU."""
-    context = multiprocessing.get_context("spawn")
-    threads = max(1, (os.cpu_count() or 1) // jobs)
-    with ProcessPoolExecutor(jobs, context, _limit_threads, (threads,)) as pool:
-        yield pool
 
 
 def _limit_threads(count: int) -> None:

@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-import gc
 import statistics
 import time
-import weakref
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch import nn
 
-from ostinato.api import adapt, collect_statistics
+from ostinato.bench._memory import Kept, LiveTensors, peak
+from ostinato.bench._speed_traffic import Traffic
+from ostinato.bench._speed_ways import USUAL, Setting, Way, make_way, ours, trusting
+from ostinato.domains.verdict import SOURCE
 from ostinato.errors import ConfigError
-from ostinato.methods.base import Method
-from ostinato.models import Normalize, VisionModel
-from ostinato.ops.precision import Precision, products
+from ostinato.models import Normalize
+from ostinato.ops.precision import Precision
 
-Step = Callable[[Tensor], Any]
+__all__ = ["LiveTensors", "Speed", "measure_routing", "measure_speed", "measure_stream"]
+
 WARM = 3
-SETTLED = 6
-"""Batches of a shift that our method meets before it is measured."""
 """Batches before the clock starts: the first ones pay for what is made once."""
 
 
@@ -32,12 +30,15 @@ class Speed:
     """What one way to handle a batch costs.
 
     Attributes:
-        name: "forward", or a method.
-        images: per second, from the median batch.
-        milliseconds: the median batch.
-        ratio: to the forward alone.
-        updates: share of the timed batches that moved something; a method may gather evidence,
+        name: "forward", "compiled", a part of our method, or a method.
+        images: per second.
+        milliseconds: a batch, the median; the mean where batches differ by design.
+        ratio: to the eager forward alone, by the same average.
+        p50: milliseconds that half of the batches stay below.
+        p99: milliseconds that 99 of 100 batches stay below.
+        learned: share of the timed batches that moved something; a method may gather evidence,
             and a step without an update is cheap.
+        routed: share of images that went to a domain with a trusted expert, where there are any.
         memory: bytes at the peak of a batch: the model, what the method keeps, activations.
     """
 
@@ -45,10 +46,14 @@ class Speed:
     images: float
     milliseconds: float
     ratio: float
-    updates: float
-    memory: int
+    p50: float
+    p99: float
+    learned: float = 0.0
+    routed: float | None = None
+    memory: int = 0
 
 
+@trusting()
 def measure_speed(
     make_model: Callable[[], nn.Module],
     *,
@@ -57,11 +62,16 @@ def measure_speed(
     steps: int = 10,
     precision: Precision = "fp32",
     normalize: Normalize = "model",
+    ways: Sequence[str] = USUAL,
+    domains: int = 1,
+    mixed: bool = False,
+    profile: Callable[[Sequence[Way], Setting], None] | None = None,
 ) -> list[Speed]:
-    """A forward, a TENT step, our step and our `predict`, each on its own copy of the model.
+    """Forwards and steps, each on its own copy of the model, batches taken in turns.
 
-    Ours has met a shift and settled in it, so that experts act and learn. Batches alternate between
-    the four, so that whatever else the machine does slows all alike.
+    Ours has met a shift and settled in it, so that experts act and learn, except in the ways that
+    are called new; its experts are always trusted here. Batches alternate, so that whatever else
+    the machine does slows all alike.
 
     Args:
         make_model: gives a fresh copy of the model, on the device to measure.
@@ -70,187 +80,196 @@ def measure_speed(
         steps: timed batches of each.
         precision: fp32, tf32 products, or bf16 under autocast.
         normalize: the model's input convention.
+        ways: which ones; "forward" is always there. Any registered method may be named.
+        domains: how many domains our method knows.
+        mixed: let every batch hold images of up to 15 of them.
+        profile: called with the ways once they were timed.
 
     >>> from ostinato.checks import small_model
-    >>> found = measure_speed(small_model, batch_size=2, size=(3, 32, 32), steps=1)
+    >>> names = ["predict", "tent"]
+    >>> found = measure_speed(small_model, batch_size=2, size=(3, 32, 32), steps=1, ways=names)
     >>> [speed.name for speed in found], found[0].ratio
-    (['forward', 'tent', 'ostinato', 'predict'], 1.0)
+    (['forward', 'predict', 'tent'], 1.0)
     """
-    if min(batch_size, steps) < 1:
-        raise ConfigError("batch_size and steps are at least 1.")
-    draw = torch.Generator().manual_seed(0)
+    if min(batch_size, steps, domains) < 1:
+        raise ConfigError("batch_size, steps and domains are at least 1.")
     device = next(make_model().parameters()).device
-    images = torch.rand(max(batch_size, 2), *size, generator=draw).to(device)
-    ways: dict[str, Step] = {}
+    traffic = Traffic(size, device)
+    setting = Setting(make_model, traffic, batch_size, precision, normalize, domains, mixed)
+    made: list[Way] = []
     kept: dict[str, int] = {}
-    makers = {"forward": _forward, "tent": _tent, "ostinato": _both, "predict": _predict}
-    for name, make in makers.items():
-        with _Kept(device) as memory:
-            ways[name] = make(make_model(), images, precision, normalize)
-            for number in range(WARM):
-                ways[name](shifted(images, SETTLED + number)[:batch_size])
+    for name in dict.fromkeys(["forward", *ways]):
+        with Kept(device) as memory:
+            made.append(make_way(name, setting))
         kept[name] = memory.bytes
-    times, moved = _interleaved(ways, images[:batch_size], steps)
-    medians = {name: statistics.median(seconds) for name, seconds in times.items()}
+    for _ in range(WARM):
+        _round(made, setting, device)
+    rounds = [_round(made, setting, device) for _ in range(steps)]
+    found = [
+        summarise(way, [one[k] for one in rounds], [one[0] for one in rounds], batch_size)
+        for k, way in enumerate(made)
+    ]
+    for k, way in enumerate(made):
+        if way.name != "compiled" or device.type == "cuda":  # counting on a CPU would recompile
+            found[k] = replace(found[k], memory=kept[way.name] + _needed(way, setting, device))
+    if profile is not None:
+        profile(made, setting)
+    return found
+
+
+@trusting()
+def measure_stream(
+    make_model: Callable[[], nn.Module],
+    *,
+    batch_size: int = 50,
+    size: tuple[int, int, int] = (3, 224, 224),
+    precision: Precision = "fp32",
+    normalize: Normalize = "model",
+    presets: Sequence[str] = ("forward-only", "robust"),
+    domains: int = 15,
+    images: int = 1200,
+    rounds: int = 3,
+) -> list[Speed]:
+    """The mean cost of a batch over a recurring stream: domains in turn, several rounds.
+
+    Args:
+        make_model: gives a fresh copy of the model, on the device to measure.
+        batch_size: images a batch.
+        size: channels, height and width.
+        precision: fp32, tf32 products, or bf16 under autocast.
+        normalize: the model's input convention.
+        presets: of our method.
+        domains: shifts, each one of the usual corruptions.
+        images: of a domain and round.
+        rounds: how often every domain comes.
+    """
+    device = next(make_model().parameters()).device
+    traffic = Traffic(size, device)
+    setting = Setting(make_model, traffic, batch_size, precision, normalize)
+    made = [make_way("forward", setting)]
+    for preset in presets:
+        adapted = ours(setting, preset, settled=False)
+
+        def step(batch: torch.Tensor, adapted: Any = adapted) -> bool:
+            return bool(adapted.step(batch).updated)
+
+        made.append(Way(f"{preset}, stream", step, method=adapted, mean=True))
+    for _ in range(WARM):
+        _timed(made[0], traffic.clean(batch_size), device)
+    visits = [domain for _ in range(rounds) for domain in range(domains)]
+    found = []
+    for domain in visits:
+        for _ in range(max(1, images // batch_size)):
+            batch = traffic.shifted(domain, batch_size)
+            found.append([_timed(way, batch, device) for way in made])
     return [
-        Speed(
-            name,
-            images=batch_size / seconds,
-            milliseconds=1e3 * seconds,
-            ratio=seconds / medians["forward"],
-            updates=moved[name] / steps,
-            memory=kept[name] + _peak(ways[name], images[:batch_size]),
-        )
-        for name, seconds in medians.items()
+        summarise(way, [one[k] for one in found], [one[0] for one in found], batch_size)
+        for k, way in enumerate(made)
     ]
 
 
-def _forward(model: nn.Module, images: Tensor, precision: Precision, normalize: Normalize) -> Step:
-    vision = VisionModel(model, normalize=normalize).eval()
-    kind = images.device.type
+@trusting()
+def measure_routing(
+    make_model: Callable[[], nn.Module],
+    *,
+    batch_size: int = 50,
+    size: tuple[int, int, int] = (3, 224, 224),
+    steps: int = 10,
+    precision: Precision = "fp32",
+    normalize: Normalize = "model",
+    domains: int = 1,
+) -> list[Speed]:
+    """What routing alone costs beside a forward.
 
-    def step(batch: Tensor) -> Tensor:
-        half = torch.autocast(kind, torch.bfloat16, enabled=precision == "bf16")
-        with torch.no_grad(), products(precision), half:
-            logits: Tensor = vision(batch)
-        return logits
+    Describing and deciding stand on the way of an answer; observing takes in what arrived.
+    """
+    device = next(make_model().parameters()).device
+    traffic = Traffic(size, device)
+    setting = Setting(make_model, traffic, batch_size, precision, normalize, domains)
+    adapted: Any = ours(setting, "forward-only")
+    described: list[torch.Tensor] = []
 
-    return step
+    def describe(batch: torch.Tensor) -> None:
+        described[:] = [adapted.describe(batch)]
 
+    def decide(batch: torch.Tensor) -> None:
+        adapted.version.view.decide(adapted.router.content.place(described[0].cpu())).owners()
 
-def _tent(model: nn.Module, images: Tensor, precision: Precision, normalize: Normalize) -> Step:
-    return adapt(model, "tent", preset="imagenet-c", normalize=normalize, precision=precision)
-
-
-def _ours(model: nn.Module, images: Tensor, precision: Precision, normalize: Normalize) -> Method:
-    """Adapted to a shift that it has settled in."""
-    source = collect_statistics(model, images, normalize=normalize)
-    adapted = adapt(model, statistics=source, normalize=normalize, precision=precision)
-    for number in range(SETTLED):
-        adapted(shifted(images, number)[: adapted.config.micro])
-    return adapted
-
-
-def _both(model: nn.Module, images: Tensor, precision: Precision, normalize: Normalize) -> Step:
-    return _ours(model, images, precision, normalize)
-
-
-def _predict(model: nn.Module, images: Tensor, precision: Precision, normalize: Normalize) -> Step:
-    adapted = _ours(model, images, precision, normalize)
-
-    def step(batch: Tensor) -> Tensor:
-        with adapted.frozen():
-            return adapted.predict(batch)
-
-    return step
-
-
-def shifted(images: Tensor, number: int) -> Tensor:
-    """Another darkened and noisy copy of the images: one shift, new content every time."""
-    draw = torch.Generator().manual_seed(number)
-    noise = torch.rand(images.shape, generator=draw).to(images.device)
-    return 0.2 * images.roll(number, 0) + 0.3 * noise
+    made = [
+        make_way("forward", setting),
+        Way("describe", describe),
+        Way("decide", decide),
+        Way("observe", lambda batch: bool(adapted.router.observe(described[0]) is None)),
+    ]
+    for _ in range(WARM):
+        _round(made, setting, device)
+    rounds = [_round(made, setting, device) for _ in range(steps)]
+    return [
+        summarise(way, [one[k] for one in rounds], [one[0] for one in rounds], batch_size)
+        for k, way in enumerate(made)
+    ]
 
 
-def _interleaved(
-    ways: dict[str, Step], images: Tensor, steps: int
-) -> tuple[dict[str, list[float]], dict[str, int]]:
-    """Seconds of every batch, and how many of them moved something, by name."""
-    times: dict[str, list[float]] = {name: [] for name in ways}
-    moved = dict.fromkeys(ways, 0)
-    for number in range(steps):
-        batch = shifted(images, SETTLED + WARM + number)
-        for name, step in ways.items():
-            _wait(images.device)
-            started = time.perf_counter()
-            step(batch)
-            _wait(images.device)
-            times[name].append(time.perf_counter() - started)
-            last = getattr(step, "last", None)
-            moved[name] += last is not None and last.updated
-    return times, moved
+@dataclass(frozen=True)
+class Timed:
+    """One batch: how long it took, whether it was learned from, who answered."""
+
+    seconds: float
+    learned: bool
+    routed: float | None
+
+
+def _round(ways: Sequence[Way], setting: Setting, device: torch.device) -> list[Timed]:
+    batch = setting.batch()
+    return [_timed(way, batch, device) for way in ways]
+
+
+def _timed(way: Way, batch: torch.Tensor, device: torch.device) -> Timed:
+    if way.before is not None:
+        way.before(batch)
+    _wait(device)
+    started = time.perf_counter()
+    learned = way.step(batch)
+    _wait(device)
+    return Timed(time.perf_counter() - started, bool(learned), _routed(way))
+
+
+def _routed(way: Way) -> float | None:
+    last = None if way.method is None else way.method.last
+    if last is None or last.decision is None or not last.trust:
+        return None
+    return sum(
+        owner != SOURCE and trust > 0
+        for owner, trust in zip(last.decision.per_sample or (), last.trust, strict=False)
+    ) / len(last.trust)
+
+
+def summarise(way: Way, found: Sequence[Timed], forward: Sequence[Timed], size: int) -> Speed:
+    """A way's timed batches in a row, beside the forward's."""
+    seconds = sorted(one.seconds for one in found)
+    average = statistics.fmean if way.mean else statistics.median
+    usual = average(seconds)
+    routed = [one.routed for one in found if one.routed is not None]
+    return Speed(
+        way.name,
+        images=size / usual,
+        milliseconds=1e3 * usual,
+        ratio=usual / average([one.seconds for one in forward]),
+        p50=1e3 * statistics.median(seconds),
+        p99=1e3 * seconds[min(len(seconds) - 1, int(0.99 * len(seconds)))],
+        learned=statistics.fmean(one.learned for one in found),
+        routed=statistics.fmean(routed) if routed else None,
+    )
+
+
+def _needed(way: Way, setting: Setting, device: torch.device) -> int:
+    """Bytes at the peak of one more batch, beyond what the way keeps."""
+    batch = setting.batch()
+    if way.before is not None:
+        way.before(batch)
+    return peak(lambda: way.step(batch), device)
 
 
 def _wait(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-
-
-class _Kept:
-    """How many bytes stay once the block is done: the model and what a method adds to it."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self.bytes = 0
-        self._live = LiveTensors() if device.type != "cuda" else None
-
-    def __enter__(self) -> _Kept:
-        if self._live is not None:
-            self._live.__enter__()
-        else:
-            self.bytes = -torch.cuda.memory_allocated(self.device)
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        gc.collect()
-        if self._live is not None:
-            self._live.__exit__(*error)
-            self.bytes = self._live.now
-        else:
-            self.bytes += torch.cuda.memory_allocated(self.device)
-
-
-def _peak(step: Step, images: Tensor) -> int:
-    """Bytes that one batch needs at most beyond what stays."""
-    if images.device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(images.device)
-        before = torch.cuda.memory_allocated(images.device)
-        step(images)
-        return int(torch.cuda.max_memory_allocated(images.device) - before)
-    with LiveTensors() as live:
-        step(images)
-    return int(live.peak)
-
-
-class LiveTensors(TorchDispatchMode):
-    """Counts the bytes of tensors made inside, and their peak, where the device does not.
-
-    What an operator takes and gives back before it returns is not seen.
-
-    >>> with LiveTensors() as live:
-    ...     a = torch.zeros(1000)
-    ...     b = a + 1
-    ...     del a, b
-    ...     c = torch.zeros(10)
-    >>> live.peak, live.now
-    (8000, 40)
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.now = self.peak = 0
-        self._seen: weakref.WeakSet[Any] = weakref.WeakSet()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run the operator and count what is new among its results."""
-        known = {_place(t) for t in torch.utils._pytree.tree_leaves((args, kwargs))}
-        result = func(*args, **(kwargs or {}))
-        for tensor in torch.utils._pytree.tree_leaves(result):
-            if isinstance(tensor, Tensor) and _place(tensor) not in known:
-                self._add(tensor.untyped_storage())
-        return result
-
-    def _add(self, storage: torch.UntypedStorage) -> None:
-        if storage in self._seen:
-            return
-        self._seen.add(storage)
-        self.now += storage.nbytes()
-        self.peak = max(self.peak, self.now)
-        weakref.finalize(storage, self._free, storage.nbytes())
-
-    def _free(self, count: int) -> None:
-        self.now -= count
-
-
-def _place(tensor: Any) -> int | None:
-    return tensor.untyped_storage()._cdata if isinstance(tensor, Tensor) else None

@@ -12,7 +12,7 @@ from ostinato.data.datasets.base import Indices
 from ostinato.data.opening import DomainsConfig
 from ostinato.data.segments import Domain, Segment
 from ostinato.data.sequences import DomainStream
-from ostinato.data.splits import shuffled
+from ostinato.data.splits import shuffled, stable_hash
 from ostinato.data.streams import generator
 from ostinato.errors import ConfigError
 from ostinato.registry import STREAMS
@@ -22,8 +22,9 @@ from ostinato.registry import STREAMS
 class MixedStream(DomainStream):
     """Every batch blends all domains in proportion to their sizes; `image_domains` says which.
 
-    Each domain's images are shuffled and spread evenly over the whole stream, so that any run of
-    images holds about its share of every domain.
+    Each domain's images are shuffled by themselves and spread evenly over the whole stream, so that
+    any run of images holds about its share of every domain, and an image's corruptions lie apart:
+    in one order for all, a batch would hold three or four pictures under all corruptions.
 
     >>> from ostinato.data.datasets.array import ArrayDataset
     >>> data = ArrayDataset(np.zeros((6, 3, 8, 8), np.uint8), [0, 1] * 3, list("aaabbb"))
@@ -48,7 +49,10 @@ class MixedStream(DomainStream):
                     f"{domains[0].name!r} and {domain.name!r} use other classes and cannot share "
                     f"a batch: mix domains of one label space."
                 )
-        orders = [shuffled(d.dataset, d.indices, self.config.seed) for d in domains]
+        seeds = [stable_hash(f"mixed/{domain.name}", self.config.seed) for domain in domains]
+        orders = [
+            shuffled(d.dataset, d.indices, seed) for d, seed in zip(domains, seeds, strict=True)
+        ]
         offsets = generator(self.config.seed, "mixed").permutation(len(domains))
         times = [
             (np.arange(len(order)) + (offset + 0.5) / len(domains)) / max(1, len(order))

@@ -13,6 +13,7 @@ from ostinato.domains.pooling import BatchRouter
 from ostinato.domains.settings import DiscriminatorConfig, Evidence
 from ostinato.domains.store import DomainStore
 from ostinato.errors import InputError, StateError
+from ostinato.ops.expect import Expected, count, declaration, exactly, listed, optional
 from ostinato.ops.snapshot import State
 from ostinato.registry import DESCRIPTORS, DISCRIMINATORS
 from ostinato.types import Decision
@@ -171,6 +172,20 @@ class Discriminator:
                 "about": State({}, {**about, "size": self._size and list(self._size)}),
                 "domains": self._domains.export_state(),
                 "router": self._router.export_state(),
+            }
+        )
+
+    def expected(self, state: State) -> Expected:
+        """The same kind and descriptor, Gaussians that fit together, and the router's own."""
+        size = optional(listed(count(low=1), 2))
+        about = {name: exactly(getattr(self.config, name)) for name in ("kind", "descriptor")}
+        domains, router = state.part("domains"), self.make_router()
+        inner = declaration("router", router, state.part("router"))
+        return Expected(
+            parts={
+                "about": Expected(values={**about, "size": size}),
+                "domains": self._domains.expected(domains),
+                "router": inner,
             }
         )
 

@@ -24,6 +24,7 @@ from torch import Tensor
 from ostinato.domains.gaussian import difference
 from ostinato.domains.settings import DiscriminatorConfig, Evidence
 from ostinato.domains.store import DomainStore
+from ostinato.ops.expect import FLAG, Expected, Like, count, optional
 from ostinato.ops.snapshot import State
 from ostinato.types import Decision
 
@@ -195,6 +196,14 @@ class BatchRouter:
             "calm": self.calm,
         }
         return State(tensors, values)
+
+    def expected(self, state: State) -> Expected:
+        """Descriptors that wait, all of one width, and counts."""
+        waiting = Like(("pending", "width"), optional=True)
+        latest = Like(("recent", "width"), optional=True)
+        domain = optional(count())
+        values = {"current": domain, "provisional": domain, "refused": count(), "calm": FLAG}
+        return Expected({"pending": waiting, "recent": latest}, values)
 
     def import_state(self, state: State) -> None:
         """Become what `export_state` described."""

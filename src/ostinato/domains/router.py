@@ -1,7 +1,7 @@
 """Which domain each image belongs to: the source, one of those met before, or none of them yet.
 
-Descriptors are seen in whitened coordinates (`ops.whitening`), where images of one domain lie
-around their mean with spread one. An image goes to the domain under which it is likeliest, given
+Descriptors are seen in coordinates (`ops.whitening`) where images of one domain lie around their
+mean with spread one. An image goes to the domain under which it is likeliest, given
 what has been coming lately; domain 0 is the source, whose mean never moves. Domains are founded by
 splitting: where the recent images of a domain are two groups far apart, the group that the domain's
 mean does not explain becomes a domain of its own. So a block stream, a shuffled one and single
@@ -17,16 +17,17 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ostinato.domains.routing_state import NAMES, read_routing
+from ostinato.domains.routing_state import NAMES, expected_routing, read_routing
 from ostinato.domains.splitting import fresh, split_off
 from ostinato.domains.verdict import FAR, SOURCE, Change, View, blended
+from ostinato.ops.expect import Expected
 from ostinato.ops.snapshot import State
-from ostinato.ops.whitening import Content, whitener
+from ostinato.ops.whitening import Content
 
 DOUBT = 10.0
 """Images that a domain's own spread is held near the usual one by."""
 RENEW = 128
-"""Images between two renewals of the coordinates."""
+"""Images after which it is settled anew which domain each recent one belongs to."""
 
 
 class Router:
@@ -43,7 +44,7 @@ class Router:
     >>> router = Router(Content.of(clean), enough=8)
     >>> router.observe(clean[:16]).founded, router.observe(clean[16:40] + 9).founded
     ({}, {1: 0})
-    >>> router.view().decide(router.content.standard(clean[40:43] + 9)).ids.tolist()
+    >>> router.view().decide(router.content.place(clean[40:43] + 9)).ids.tolist()
     [1, 1, 1]
     """
 
@@ -72,11 +73,6 @@ class Router:
         self.recent = torch.zeros(0, width, dtype=torch.double)
         self.owner = torch.zeros(0, dtype=torch.long)
         self.unrenewed = 0
-        self._set_coordinates(self.content.covariance, self.content.spread)
-
-    def _set_coordinates(self, covariance: Tensor, unit: float) -> None:
-        self.covariance = covariance.double()
-        self.whiten, self.unit = whitener(self.covariance), unit
         self._view: View | None = None
 
     # Reading.
@@ -89,11 +85,9 @@ class Router:
     def view(self) -> View:
         """A frozen picture of what is known now."""
         if self._view is None:
-            means = (self.sums / self.counts[:, None]) @ self.whiten
+            means = self.sums / self.counts[:, None]
             self._view = View(
                 tuple(self.ids),
-                self.whiten,
-                self.unit,
                 means,
                 self._spreads(means),
                 self.counts.clone(),
@@ -107,8 +101,7 @@ class Router:
         total = count * self.spreads
         if len(self.recent):
             row = self._rows(self.owner)
-            off = (self.recent @ self.whiten - means[row]).square().sum(1)
-            off = (off / (means.shape[1] * self.unit)).clamp_max(2 * FAR)
+            off = (self.recent - means[row]).square_().mean(1).clamp_max(2 * FAR)
             total.index_add_(0, row, off)
             count.index_add_(0, row, torch.ones_like(off))
         spreads = total / count
@@ -117,19 +110,19 @@ class Router:
 
     def _rows(self, owners: Tensor) -> Tensor:
         place = {domain: row for row, domain in enumerate(self.ids)}
-        return torch.tensor([place[int(owner)] for owner in owners], dtype=torch.long)
+        return torch.tensor([place[owner] for owner in owners.tolist()], dtype=torch.long)
 
     # Changing.
 
     def observe(self, descriptors: Tensor) -> Change:
         """Take in a batch: traffic, means, new domains, merged ones."""
-        standard = self.content.standard(descriptors)
-        verdict = self.view().decide(standard)
-        new = fresh(standard, self.recent)
+        placed = self.content.place(descriptors.cpu())
+        verdict = self.view().decide(placed)
+        new = fresh(placed, self.recent)
         self.mix = blended(self.mix, verdict.posterior)
         self._view = None
         start = len(self.recent)
-        self._add(standard[new], verdict.ids[new])
+        self._add(placed[new], verdict.ids[new])
         founded = self._found(verdict.ids[new].unique().tolist())
         self.unrenewed += int(new.sum())
         merged: list[tuple[int, int]] = []
@@ -146,26 +139,24 @@ class Router:
         alive = {domain: parent for domain, parent in founded.items() if domain in self.ids}
         return Change(owners, new.tolist(), alive, tuple(merged))
 
-    def _add(self, standard: Tensor, ids: Tensor) -> None:
-        self.recent = torch.cat([self.recent, standard])
+    def _add(self, placed: Tensor, ids: Tensor) -> None:
+        self.recent = torch.cat([self.recent, placed])
         self.owner = torch.cat([self.owner, ids])
         for domain in ids.unique().tolist():
             if domain != SOURCE:
                 row = self.ids.index(domain)
-                self.sums[row] += standard[ids == domain].sum(0)
+                self.sums[row] += placed[ids == domain].sum(0)
                 self.counts[row] += int((ids == domain).sum())
 
     def _found(self, candidates: Sequence[int]) -> dict[int, int]:
         founded: dict[int, int] = {}
         queue = list(candidates)
-        scale = self.unit**-0.5  # so that one deviation is one
         while queue:
             domain = queue.pop(0)
             members = (self.owner == domain).nonzero()[:, 0]
-            placed = self.recent[members] @ self.whiten * scale
-            mean = self.view().means[self.ids.index(domain)] * scale
+            mean = self.view().means[self.ids.index(domain)]
             fixed = domain == SOURCE
-            group = split_off(placed, mean, self.enough, self.apart, fixed=fixed)
+            group = split_off(self.recent[members], mean, self.enough, self.apart, fixed=fixed)
             if group is None:
                 continue
             self._move(members[group], domain, self.next_id)
@@ -199,18 +190,9 @@ class Router:
         self._view = None
 
     def _renew(self) -> list[tuple[int, int]]:
-        """Let recent images refine the coordinates, and settle which domain each belongs to."""
+        """Settle anew which domain each recent image belongs to."""
         self.unrenewed = 0
         self.spreads = self.view().spreads.clone()
-        means = self.sums / self.counts[:, None]
-        off = self.recent - means[self._rows(self.owner)]
-        known, clean = self.content.covariance.double(), self.content.images
-        half = off[::2]
-        trial = whitener((clean * known + half.T @ half) / (clean + len(half)))
-        unseen = off[1::2] @ trial
-        unit = float(unseen.square().sum(1).clamp_max(2 * FAR * unseen.shape[1]).mean())
-        whole = (clean * known + off.T @ off) / (clean + len(off))
-        self._set_coordinates(whole, unit / unseen.shape[1])
         ids = self.view().decide(self.recent).ids
         homes = {d: int(ids[self.owner == d].mode().values) for d in self.owner.unique().tolist()}
         for domain in self.ids[:]:
@@ -243,14 +225,21 @@ class Router:
         view = self.view()
         i, j = self.ids.index(a), self.ids.index(b)
         chance = (1 / view.counts[i] + 1 / view.counts[j]) * view.means.shape[1]
-        squared = (view.means[i] - view.means[j]).square().sum() / view.unit
+        squared = (view.means[i] - view.means[j]).square().sum()
         wide = max(float(view.spreads[i]), float(view.spreads[j]), 1.0)
         return float((squared / wide - chance).clamp_min(0).sqrt())
 
     def _nearest(self) -> tuple[int, int]:
         """The two nearest domains as (younger, older)."""
-        pairs = [(a, b) for k, a in enumerate(self.ids[1:], 1) for b in self.ids[1:k]]
-        return min(pairs, key=lambda pair: self._gap(*pair))
+        view, count = self.view(), len(self.ids) - 1
+        means, some = view.means[1:], 1 / view.counts[1:]
+        squared = torch.cdist(means, means).square()
+        wide = view.spreads[1:].clamp_min(1.0)
+        chance = (some[:, None] + some) * means.shape[1]
+        gaps = squared / torch.maximum(wide[:, None], wide) - chance
+        gaps[torch.ones(count, count, dtype=torch.bool).triu()] = float("inf")
+        younger, older = divmod(int(gaps.argmin()), count)
+        return self.ids[1 + younger], self.ids[1 + older]
 
     def _merge(self, gone: int, into: int) -> tuple[int, int]:
         here, there = self.ids.index(gone), self.ids.index(into)
@@ -279,13 +268,17 @@ class Router:
     def export_state(self) -> State:
         """Everything but the clean content, which comes with the statistics."""
         tensors = {name: getattr(self, name) for name in NAMES}
-        values = {"ids": list(self.ids), "next_id": self.next_id, "unit": self.unit}
-        return State(tensors, values | {"unrenewed": self.unrenewed})
+        values = {"ids": list(self.ids), "next_id": self.next_id, "unrenewed": self.unrenewed}
+        return State(tensors, values)
+
+    def expected(self, state: State) -> Expected:
+        """See `expected_routing`."""
+        return expected_routing(state, {name: getattr(self, name).dtype for name in NAMES})
 
     def import_state(self, state: State) -> None:
         """Become what `export_state` described; nothing changes where it does not fit."""
         read = read_routing(state, len(self.content.mean))
         self.ids, self.next_id, self.unrenewed = read.ids, read.next_id, read.unrenewed
-        for name in NAMES[:-1]:
+        for name in NAMES:
             setattr(self, name, read.tensors[name])
-        self._set_coordinates(read.tensors["covariance"], read.unit)
+        self._view = None

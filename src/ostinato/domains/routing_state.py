@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from ostinato.errors import StateError
+from ostinato.ops.expect import Expected, Like, count, ids
 from ostinato.ops.snapshot import State
-from ostinato.ops.whitening import whitener
 
-NAMES = ("sums", "counts", "mix", "spreads", "recent", "owner", "covariance")
+NAMES = ("sums", "counts", "mix", "spreads", "recent", "owner")
 
 
 @dataclass(frozen=True)
@@ -21,7 +23,13 @@ class RoutingState:
     ids: list[int]
     next_id: int
     unrenewed: int
-    unit: float
+
+
+def expected_routing(state: State, types: Mapping[str, torch.dtype]) -> Expected:
+    """Tensors of the types that the router has, and counts; `read_routing` checks the rest."""
+    tensors = {n: Like(tuple(state.tensors[n].shape), kind) for n, kind in types.items()}
+    values = {"ids": ids(), "next_id": count(1), "unrenewed": count()}
+    return Expected(tensors, values)
 
 
 def read_routing(state: State, width: int) -> RoutingState:
@@ -33,7 +41,7 @@ def read_routing(state: State, width: int) -> RoutingState:
     """
     values = state.values
     missing = sorted({*NAMES} - {*state.tensors})
-    missing += sorted({"ids", "next_id", "unrenewed", "unit"} - {*values})
+    missing += sorted({"ids", "next_id", "unrenewed"} - {*values})
     if missing:
         raise StateError(f"The router's state has no {missing[0]}.")
     given = {name: state.tensors[name].detach().cpu().clone() for name in NAMES}
@@ -41,20 +49,14 @@ def read_routing(state: State, width: int) -> RoutingState:
     for name, shape in _shapes(len(ids), len(given["recent"]), width).items():
         if tuple(given[name].shape) != shape:
             raise StateError(f"The router's {name} has shape {tuple(given[name].shape)}.")
-    next_id, unit = int(values["next_id"]), float(values["unit"])
+    next_id = int(values["next_id"])
     together = ids[:1] == [0] and len(set(ids)) == len(ids) and max(ids) < next_id
     if not together or not set(given["owner"].tolist()) <= set(ids):
         raise StateError("The router's domains do not fit together.")
     for name in ("counts", "spreads"):
         if not bool((given[name] > 0).all()):
             raise StateError(f"The router's {name} are not all above 0.")
-    try:
-        whitener(given["covariance"])
-    except RuntimeError:
-        raise StateError("The router's covariance is none: it has a negative variance.") from None
-    if not unit > 0:
-        raise StateError(f"The router's usual distance is {unit}, not above 0.")
-    return RoutingState(given, ids, next_id, int(values["unrenewed"]), unit)
+    return RoutingState(given, ids, next_id, int(values["unrenewed"]))
 
 
 def _shapes(domains: int, recent: int, width: int) -> dict[str, tuple[int, ...]]:
@@ -65,5 +67,4 @@ def _shapes(domains: int, recent: int, width: int) -> dict[str, tuple[int, ...]]
         "spreads": (domains,),
         "recent": (recent, width),
         "owner": (recent,),
-        "covariance": (width, width),
     }

@@ -12,21 +12,21 @@ LATEST = 256
 """Images of a domain that a test looks at."""
 WIDE = 4.0
 """Beside the source alone, no more variance of a group than this speaks against it."""
-SAME = 1e-4
-"""Mean squared difference of standardised descriptors below which two images are one."""
+SAME = 1e-3
+"""Mean squared difference of placed descriptors below which two images are one; usual is 2."""
 
 
-def fresh(standard: Tensor, recent: Tensor) -> Tensor:
+def fresh(placed: Tensor, recent: Tensor) -> Tensor:
     """Which rows show something new: neither in `recent` nor earlier in the batch.
 
     >>> fresh(torch.tensor([[0.0], [1.0], [1.0], [2.0]]), torch.tensor([[2.0]])).tolist()
     [True, True, False, False]
     """
-    new = torch.ones(len(standard), dtype=torch.bool)
-    width = standard.shape[1]
+    new = torch.ones(len(placed), dtype=torch.bool)
+    width = placed.shape[1]
     if len(recent):
-        new &= _squared(standard, recent).amin(1) > SAME * width
-    own = _squared(standard, standard) <= SAME * width
+        new &= _squared(placed, recent).amin(1) > SAME * width
+    own = _squared(placed, placed) <= SAME * width
     return new & ~own.tril(-1).any(1)
 
 

@@ -8,6 +8,7 @@ from torch import Tensor
 from ostinato.domains import gaussian
 from ostinato.domains.settings import DiscriminatorConfig
 from ostinato.errors import InputError, StateError
+from ostinato.ops.expect import Expected, Like, count, ids, listed
 from ostinato.ops.snapshot import State
 
 
@@ -167,6 +168,19 @@ class DomainStore:
         }
         tensors = {"mean": self.mean, "covariance": self.covariance} if self.ids else {}
         return State(tensors, values)
+
+    def expected(self, state: State) -> Expected:
+        """As many means, covariances and counts as there are ids, which count up."""
+        known = state.values["ids"]
+        many, full = len(known), self.config.covariance == "full"
+        width = "width" if self.dimension is None else self.dimension
+        covariance = Like((many, width, width)) if full else Like((many, width), low=0)
+        tensors = {"mean": Like((many, width)), "covariance": covariance}
+        counts = listed(count(1), many)
+        values = {"ids": ids(), "weights": counts, "images": counts}
+        return Expected(
+            tensors if known else {}, values | {"next_id": count(max(known, default=-1) + 1)}
+        )
 
     def import_state(self, state: State) -> None:
         """Become what `export_state` described; nothing changes where it does not fit."""

@@ -49,6 +49,12 @@ def _bank(cell: int, device: str) -> Tensor:
         return cosine_bank(cell).to(device)
 
 
+@lru_cache(maxsize=4)
+def _edges(device: str) -> Tensor:
+    with torch.inference_mode(False), torch.no_grad():
+        return (torch.tensor(STEPS) * LEVEL).to(device)
+
+
 def _planes(pixels: Tensor) -> Tensor:
     """Grey, red − green and blue − green: (B, 3, H, W)."""
     red, green, blue = pixels.unbind(1)
@@ -60,19 +66,28 @@ def _strength(planes: Tensor, cell: int) -> tuple[Tensor, Tensor, Tensor]:
     """Per plane and frequency: log mean size, log unevenness, share of near-zero responses."""
     count, _, height, width = planes.shape
     stride = max(1, cell // 4) if min(height, width) < SMALL else cell
-    single = planes.reshape(-1, 1, height, width)
-    response = F.conv2d(single, _bank(cell, str(planes.device)), stride=stride).flatten(2)
+    bank = _bank(cell, str(planes.device))
+    if stride == cell:  # cells side by side are one product, which every device does exactly
+        rows, columns = height // cell, width // cell
+        cells = planes[..., : rows * cell, : columns * cell].reshape(-1, rows, cell, columns, cell)
+        flat = cells.transpose(2, 3).reshape(count, -1, rows * columns, cell * cell)
+        response = bank.flatten(1) @ flat.mT
+    else:
+        response = F.conv2d(planes.reshape(-1, 1, height, width), bank, stride=stride).flatten(2)
     size = response.abs()
-    mean = (size.mean(2) + FLOOR).log()
-    uneven = (response.square().mean(2) + FLOOR**2).log() - 2 * mean
-    absent = (size < 1.5 * LEVEL).float().mean(2)
+    mean = (size.mean(-1) + FLOOR).log()
+    uneven = (response.square().mean(-1) + FLOOR**2).log() - 2 * mean
+    absent = (size < 1.5 * LEVEL).float().mean(-1)
     shaped = [value.view(count, -1) for value in (mean, uneven, absent)]
     return shaped[0], shaped[1], shaped[2]
 
 
 def _shares(values: Tensor, edges: Tensor) -> Tensor:
     """(B, C, N) to the share of each interval between the edges: (B, C · (edges + 1))."""
-    above = torch.stack([(values > edge).float().mean(2) for edge in edges], 2)
+    if values.is_cuda:  # few large operators in place of many small ones
+        above = (values.unsqueeze(2) > edges[:, None]).sum(3) / values.shape[2]
+    else:
+        above = torch.stack([(values > edge).float().mean(2) for edge in edges], 2)
     ends = F.pad(F.pad(above, (1, 0), value=1.0), (0, 1))
     return (ends[..., :-1] - ends[..., 1:]).flatten(1)
 
@@ -102,16 +117,24 @@ class Texture:
             grey = _strength(planes[:, :1], GREY_CELL)
             colour = _strength(planes[:, 1:], COLOUR_CELL)
             steps = (planes[..., 1:] - planes[..., :-1]).abs().flatten(2)
-            edges = torch.tensor(STEPS, device=pixels.device) * LEVEL
-            noise = (_shares(steps, edges) + 1e-3).log()
+            noise = (_shares(steps, _edges(str(pixels.device))) + 1e-3).log()
             return torch.cat([*grey, *colour[:2], tones(pixels), noise], 1)
 
 
 def tones(pixels: Tensor) -> Tensor:
     """log1p of a histogram per colour, relative to an even spread: (B, 3 · 32)."""
-    count, channels = pixels.shape[:2]
     flat = pixels.flatten(2)
-    bins = (flat.nan_to_num() * BINS).long().clamp_(0, BINS - 1)
-    offset = BINS * torch.arange(count * channels, device=pixels.device).view(count, channels, 1)
-    counts = torch.bincount((bins + offset).flatten(), minlength=count * channels * BINS)
-    return torch.log1p(counts.view(count, -1).float() * (BINS / flat.shape[2]))
+    bins = (flat.nan_to_num() * BINS).clamp_(0, BINS - 1).to(torch.uint8)
+    return torch.log1p(_counts(bins).flatten(1).float() * (BINS / flat.shape[2]))
+
+
+def _counts(bins: Tensor) -> Tensor:
+    """(B, C, N) bins to (B, C, 32) counts; never asks a GPU for a number on the way."""
+    count, channels = bins.shape[:2]
+    if not bins.is_cuda:
+        offset = BINS * torch.arange(count * channels).view(count, channels, 1)
+        found = torch.bincount((bins + offset).flatten(), minlength=count * channels * BINS)
+        return found.view(count, channels, BINS)
+    levels = torch.arange(BINS, device=bins.device, dtype=torch.uint8)
+    parts = [(bins.unsqueeze(2) == some[:, None]).sum(3) for some in levels.split(8)]
+    return torch.cat(parts, 2)

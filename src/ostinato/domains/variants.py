@@ -16,6 +16,7 @@ from ostinato.domains.pooling import BatchRouter
 from ostinato.domains.settings import DiscriminatorConfig, Evidence
 from ostinato.domains.store import DomainStore
 from ostinato.errors import InputError
+from ostinato.ops.expect import Expected, count, mapped, number, optional
 from ostinato.ops.snapshot import State
 from ostinato.registry import DISCRIMINATORS
 from ostinato.types import Decision
@@ -43,6 +44,10 @@ class _Plain:
     def export_state(self) -> State:
         """Nothing changes."""
         return State()
+
+    def expected(self, state: State) -> Expected:
+        """Nothing."""
+        return Expected()
 
     def import_state(self, state: State) -> None:
         """Nothing to take over."""
@@ -97,6 +102,11 @@ class OracleRouter(_Plain):
         """The names."""
         return State({}, {"names": dict(self.names)})
 
+    def expected(self, state: State) -> Expected:
+        """A domain for every name."""
+        names = state.values["names"]
+        return Expected(values={"names": mapped(count(), set(names))})
+
     def import_state(self, state: State) -> None:
         """Become what `export_state` described."""
         self.names = dict(state.values["names"])
@@ -134,6 +144,10 @@ class ConfidenceRouter(_Plain):
     def export_state(self) -> State:
         """The current domain and its usual confidence."""
         return State({}, {"current": self.current, "usual": self.usual})
+
+    def expected(self, state: State) -> Expected:
+        """None of both, or a domain and a share."""
+        return Expected(values={"current": optional(count()), "usual": optional(number(0, 1.001))})
 
     def import_state(self, state: State) -> None:
         """Become what `export_state` described."""
@@ -177,6 +191,11 @@ class RandomRouter:
     def export_state(self) -> State:
         """The discriminator's own, and the step."""
         return State.join({"inner": self.inner.export_state(), "lot": State({}, {"s": self.steps})})
+
+    def expected(self, state: State) -> Expected:
+        """The discriminator's own, and the step."""
+        lot = Expected(values={"s": count()})
+        return Expected(parts={"inner": self.inner.expected(state.part("inner")), "lot": lot})
 
     def import_state(self, state: State) -> None:
         """Become what `export_state` described."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -25,32 +26,35 @@ class View:
 
     Attributes:
         ids: domains, the source first.
-        whiten: (d, d) matrix.
-        unit: squared whitened distance per dimension that is usual within a domain.
-        means: (K, d) whitened means.
+        means: (K, d) where they lie, in content's deviations.
         spreads: (K,) each domain's usual squared distance, 1 on average.
         counts: (K,) images behind each.
         mix: (K,) what the latest traffic was made of.
     """
 
     ids: tuple[int, ...]
-    whiten: Tensor
-    unit: float
     means: Tensor
     spreads: Tensor
     counts: Tensor
     mix: Tensor
 
-    def distances(self, standard: Tensor) -> Tensor:
-        """(B, K): squared distance to every domain, 1 for a usual image of it."""
-        placed = standard @ self.whiten
-        squared = torch.cdist(placed, self.means).square()
-        apart = squared / (placed.shape[1] * self.unit)
+    @cached_property
+    def numbers(self) -> Tensor:
+        """The domains as a tensor, where the means are."""
+        return torch.tensor(self.ids, device=self.means.device)
+
+    def distances(self, placed: Tensor) -> Tensor:
+        """(B, K): mean squared distance to every domain, 1 for a usual image of it."""
+        apart = torch.cdist(placed, self.means).square() / placed.shape[1]
         return apart / (self.spreads * (1 + 1 / self.counts))
 
-    def decide(self, standard: Tensor) -> Verdict:
-        """Each image's domain, its posterior and its distance; changes nothing."""
-        apart = self.distances(standard)
+    def decide(self, placed: Tensor) -> Verdict:
+        """Each image's domain, its posterior and its distance; changes nothing.
+
+        Args:
+            placed: (B, d) what `Content.place` gave.
+        """
+        apart = self.distances(placed)
         fit = -0.5 * DEGREES * (self.spreads.log() + 2 * torch.log1p(apart / 2))
         mix = self.mix
         for _ in range(2):  # the batch tells what is coming, which tells more of the batch
@@ -58,12 +62,12 @@ class View:
             mix = blended(self.mix, posterior)
         best = posterior.argmax(1)
         distance = apart.gather(1, best[:, None])[:, 0]
-        ids = torch.tensor(self.ids)[best]
+        ids = self.numbers[best]
         return Verdict(ids, distance, posterior, distance > FAR)
 
     def _prior(self, mix: Tensor) -> Tensor:
         often = self.counts.clone()
-        often[0] = max(float(often[0]), 1.0)
+        often[0].clamp_(min=1.0)
         return (1 - DRIFT) * mix + DRIFT * often / often.sum()
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from ostinato.errors import StateError
 from ostinato.experts.mixture import seeded
 from ostinato.experts.routed import Branch
+from ostinato.ops.expect import Expected, Like, count
 from ostinato.ops.snapshot import State
 
 BETAS, EPSILON = (0.9, 0.999), 1e-8
@@ -67,7 +68,8 @@ class FlatBranches:
             parts += [down.flatten(), torch.zeros(rank * width)]
         self.value = torch.cat(parts).to(device)
         self.first, self.second = torch.zeros_like(self.value), torch.zeros_like(self.value)
-        self.updates = 0
+        self.updates = self.changes = 0  # the second never goes back
+        self._published: tuple[int, tuple[Branch, ...]] | None = None
 
     def branches(self, value: Tensor | None = None) -> tuple[Branch, ...]:
         """Views of the vector (or of another one like it), a branch for each network."""
@@ -81,13 +83,23 @@ class FlatBranches:
             at += 2 * size
         return tuple(found)
 
+    def leaves(self, value: Tensor | None = None) -> tuple[Branch, ...]:
+        """The branches as tensors to differentiate by; each has a gradient of its own size."""
+        return tuple(
+            Branch(one.down.detach().requires_grad_(), one.up.detach().requires_grad_())
+            for one in self.branches(value)
+        )
+
     def published(self) -> tuple[Branch, ...]:
-        """Branches that later steps do not change."""
-        return self.branches(self.value.clone())
+        """Branches that later steps do not change; the same ones until the next step."""
+        if self._published is None or self._published[0] != self.changes:
+            self._published = (self.changes, self.branches(self.value.clone()))
+        return self._published[1]
 
     def step(self, grad: Tensor, *, lr: float, weight_decay: float) -> None:
         """One AdamW step."""
         self.updates += 1
+        self.changes += 1
         adamw(
             self.value,
             grad,
@@ -103,6 +115,11 @@ class FlatBranches:
         tensors = {"value": self.value, "first": self.first, "second": self.second}
         return State(tensors, {"updates": self.updates})
 
+    def expected(self, state: State) -> Expected:
+        """Vectors like the ones here; second moments are squares."""
+        tensors = {"value": Like.of(self.value), "first": Like.of(self.value)}
+        return Expected(tensors | {"second": Like.of(self.value, low=0)}, {"updates": count()})
+
     def import_state(self, state: State) -> None:
         """Become what `export_state` described."""
         given = {name: state.tensors.get(name) for name in ("value", "first", "second")}
@@ -115,3 +132,4 @@ class FlatBranches:
             assert tensor is not None
             setattr(self, name, tensor.detach().clone().to(self.value))
         self.updates = int(state.values["updates"])
+        self.changes += 1

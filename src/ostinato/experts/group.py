@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ostinato.errors import StateError
-from ostinato.ops.optim import export_optimizer, import_optimizer
+from ostinato.ops.expect import ANYTHING, Expected, Like, exactly
+from ostinato.ops.optim import OptimizerState, export_optimizer, import_optimizer
 from ostinato.ops.snapshot import State
 
 EMPTY: dict[str, Any] = {"kind": "", "plain": {}, "settings": []}
@@ -88,6 +89,19 @@ class Group:
     def count(self) -> int:
         """Number of parameters."""
         return sum(p.numel() for p in self.parameters.values())
+
+
+def expected_group(group: Group, state: State) -> Expected:
+    """What a state has to hold that `Group.capture` gave for a group like this one."""
+    tensors = {f"parameters/{name}": Like.of(p) for name, p in group.parameters.items()}
+    if group.optimizer is None:
+        return Expected(tensors, {name: exactly(value) for name, value in EMPTY.items()})
+    inner = State(state.part("optimizer").tensors, state.values)
+    wanted = OptimizerState(group.optimizer).expected(inner)
+    if wanted is ANYTHING:
+        return ANYTHING
+    moments = {f"optimizer/{name}": one for name, one in wanted.tensors.items()}
+    return Expected(tensors | moments, wanted.values)
 
 
 def check_state(

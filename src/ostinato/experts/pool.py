@@ -18,8 +18,9 @@ from ostinato.experts.group import Group, MakeOptimizer
 from ostinato.experts.inject import eject, inject
 from ostinato.experts.layers import Assignment, DualBranch, ExpertConfig
 from ostinato.experts.mixture import mixture_shapes, product_gap
-from ostinato.experts.pool_state import export_pool, import_pool
+from ostinato.experts.pool_state import expected_pool, export_pool, import_pool
 from ostinato.experts.targets import Targets
+from ostinato.ops.expect import Expected
 from ostinato.ops.snapshot import State
 
 GroupId = int | Literal["shared"]
@@ -289,19 +290,13 @@ class ExpertPool:
         """Parameters, optimizers, snapshots, ids and use; tensors may be the live ones."""
         return export_pool(self)
 
+    def expected(self, state: State) -> Expected:
+        """Every listed domain's parameters and optimizer, and lists that fit together."""
+        return expected_pool(self, state)
+
     def import_state(self, state: State) -> None:
         """Become what `export_state` described; a state that does not fit changes nothing."""
         import_pool(self, state)
-
-    def settle(self, active: int | Sequence[int] | None, used: Sequence[int]) -> None:
-        """Take over which domains are selected and in which order all were used."""
-        self.used = list(used)
-        if self.offload:
-            for domain in self.domains:
-                self.groups[domain].move(_CPU)
-        if active is not None:
-            self.select(active)
-            self.used = list(used)
 
     # The inner parts.
 

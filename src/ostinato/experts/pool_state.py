@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 from ostinato.errors import StateError
-from ostinato.experts.group import check_state
+from ostinato.experts.group import Group, check_state, expected_group
+from ostinato.ops.expect import Expected, Kind, exactly, ids, listed, one_of
 from ostinato.ops.snapshot import State
 
 if TYPE_CHECKING:
@@ -44,7 +45,47 @@ def import_pool(pool: ExpertPool, state: State) -> None:
         if group.kept is not None:
             where = torch.device("cpu") if pool.offload else pool.device
             group.kept.tensors = {n: t.to(where) for n, t in group.kept.tensors.items()}
-    pool.settle(facts["active"], facts["used"])
+    if pool.offload:
+        for domain in pool.domains:
+            pool.groups[domain].move(torch.device("cpu"))
+    pool.used = list(facts["used"])
+    if facts["active"] is not None:
+        pool.select(facts["active"])
+        pool.used = list(facts["used"])  # selecting counts as use
+
+
+def expected_pool(pool: ExpertPool, state: State) -> Expected:
+    """What a pool's state has to hold: each group now and as kept, and lists of domains."""
+    here = {name: layer.dim for name, layer in pool.layers.items()}
+    known = set(state.values["pool"]["domains"])
+    active = Kind(
+        "none, a domain or several",
+        lambda v: v is None or one_of(known).fits(v) or listed(one_of(known)).fits(v),
+    )
+    lists = {"domains": ids(), "used": ids(), "layers": exactly(here), "active": active}
+    parts = {"pool": Expected(values=lists)}
+    for name in ("shared", *state.values["pool"]["domains"]):
+        part = state.part(str(name))
+        parts[str(name)] = Expected(
+            parts={
+                which: expected_group(_template(pool, name), part.part(which))
+                for which in ("now", "kept")
+                if which == "now" or which in part.values
+            }
+        )
+    return Expected(parts=parts)
+
+
+def _template(pool: ExpertPool, name: str | int) -> Group:
+    """A group like one of the pool's, whether that exists or not, without memory of its own."""
+    kind = next(pool.model.parameters()).dtype
+    return Group(
+        {
+            key: nn.Parameter(torch.empty(shape, dtype=kind, device="meta"))
+            for key, shape in pool.shapes("shared" if name == "shared" else int(name)).items()
+        },
+        pool.make_optimizer,
+    )
 
 
 def _arrange(pool: ExpertPool, domains: list[int]) -> None:

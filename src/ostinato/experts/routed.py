@@ -13,17 +13,17 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ostinato.errors import TargetError
-from ostinato.experts.targets import Targets, find_targets
-from ostinato.ops.features import find_blocks, open_tokens, prefix_tokens
+from ostinato.experts.targets import Target, Targets, find_targets, has_targets
+from ostinato.ops.blocks import find_blocks, is_convolutional
+from ostinato.ops.features import open_tokens, prefix_tokens
 from ostinato.ops.moments import BlockMap
-from ostinato.ops.views import Viewed
 
 SCALE = 0.25
 """Of the learned branches: half for each of two branches, half for each of two experts."""
@@ -58,6 +58,20 @@ class Expert:
     branches: tuple[Branch, ...] = ()
 
 
+class Acting(Protocol):
+    """What hooks ask of a pass; see `Pass` and `experts.stack.StackPass`."""
+
+    idle: bool
+    keep: Callable[[Tensor], Tensor] | None
+    features: list[Tensor]
+
+    def block(self, number: int, tokens: Tensor) -> Tensor:
+        """Tokens after a block, changed."""
+
+    def branch(self, number: int, z: Tensor) -> Tensor | None:
+        """What is added to a feed-forward network's output."""
+
+
 class Pass:
     """One forward's experts: whose images are whose, and what is made on the way.
 
@@ -86,13 +100,17 @@ class Pass:
         self._used = used
         self._index: Tensor | None = None
 
-    def index(self, device: torch.device, pieces: int) -> Tensor:
-        """Per row of the batch: 0 for the source, else one more than the place among the used."""
-        if self._index is None or self._index.device != device:
-            self._index = torch.tensor(self._rows, device=device)
+    def index(self, rows: Tensor) -> Tensor:
+        """Per row: 0 for the source, else one more than the place among the used.
+
+        A model that cuts its images up has several rows in a row for each.
+        """
+        if self._index is None or self._index.device != rows.device:
+            self._index = torch.tensor(self._rows, device=rows.device)
+        pieces = len(rows) // len(self._rows)
         return self._index.repeat_interleave(pieces) if pieces > 1 else self._index
 
-    def block(self, number: int, tokens: Tensor, pieces: int) -> Tensor:
+    def block(self, number: int, tokens: Tensor) -> Tensor:
         """Tokens after a block, moved by each image's map."""
         if self.make is not None:
             return self.make(number, tokens)(tokens)
@@ -103,14 +121,14 @@ class Pass:
         known = next((one for one in found if one is not None), None)
         if known is None:
             return tokens
-        index = self.index(tokens.device, pieces)
+        index = self.index(tokens)
         stacked = (
             _stacked([None if one is None else one.tensors()[part] for one in found], like)[index]
             for part, like in enumerate(known.tensors())
         )
         return BlockMap(*stacked)(tokens)
 
-    def branch(self, number: int, z: Tensor, pieces: int) -> Tensor | None:
+    def branch(self, number: int, z: Tensor) -> Tensor | None:
         """What the learned branches add to a feed-forward network's output; None for nothing."""
         if self.single is not None:
             own = self.experts[self.single].branches
@@ -119,14 +137,14 @@ class Pass:
                 return None
             down = torch.cat([one.down for one in both], 1)
             return SCALE * Branch(down, torch.cat([one.up for one in both], 0))(z)
-        return self._mixed_branch(number, z, pieces)
+        return self._mixed_branch(number, z)
 
-    def _mixed_branch(self, number: int, z: Tensor, pieces: int) -> Tensor | None:
+    def _mixed_branch(self, number: int, z: Tensor) -> Tensor | None:
         found = [self.experts[u].branches for u in self._used]
         known = next((one[number] for one in found if one), None)
         if known is None and not self.shared:
             return None
-        index = self.index(z.device, pieces)
+        index = self.index(z)
         tokens = z.reshape(len(z), -1, z.shape[-1])
         total = torch.zeros_like(tokens)
         if self.shared:
@@ -144,28 +162,37 @@ def _stacked(tensors: Sequence[Tensor | None], like: Tensor) -> Tensor:
     return torch.stack([zero, *(zero if one is None else one for one in tensors)])
 
 
-_PASS: ContextVar[tuple[object, Pass] | None] = ContextVar("ostinato-pass", default=None)
+_PASS: ContextVar[tuple[object, Acting] | None] = ContextVar("ostinato-pass", default=None)
 
 
 class Hooks:
     """The places in a model where experts act.
 
+    Learned branches stand after every feed-forward network; where a model has none, as networks of
+    convolutions have none, after every block.
+
     Args:
         model: gets hooks, and nothing else; `remove` takes them off.
         targets: feed-forward networks for learned branches; None finds them.
+        widths: features after each block, for models without feed-forward networks.
 
     Attributes:
         blocks: how many blocks there are.
         prefix: tokens that stand before an image's own.
-        widths: per feed-forward network, its name and width.
+        widths: per learned branch, the name of its place and the width there.
     """
 
-    def __init__(self, model: nn.Module, targets: Targets = None) -> None:
+    def __init__(
+        self, model: nn.Module, targets: Targets = None, widths: Sequence[int] = ()
+    ) -> None:
         blocks = find_blocks(model)
-        feeds = find_targets(model, targets)
         self.blocks, self.prefix = len(blocks), prefix_tokens(model)
+        self.after_blocks = targets is None and not has_targets(model)
+        feeds: list[Target] = [] if self.after_blocks else find_targets(model, targets)
         self.widths = [(target.name, target.dim) for target in feeds]
-        self._viewed = [module for module in model.modules() if isinstance(module, Viewed)]
+        if self.after_blocks:
+            self.widths = list(zip(blocks, widths, strict=False))
+        self._channels_first = [is_convolutional(block) for block in blocks.values()]
         self._handles: list[Any] = []
         for number, block in enumerate(blocks.values()):
             self._handles.append(block.register_forward_hook(partial(self._after_block, number)))
@@ -181,7 +208,7 @@ class Hooks:
         self._handles = []
 
     @contextmanager
-    def open(self, now: Pass) -> Iterator[None]:
+    def open(self, now: Acting) -> Iterator[None]:
         """Inside, forwards of this thread go by this pass."""
         token = _PASS.set((self, now))
         try:
@@ -189,29 +216,26 @@ class Hooks:
         finally:
             _PASS.reset(token)
 
-    def _now(self) -> Pass | None:
+    def _now(self) -> Acting | None:
         found = _PASS.get()
         if found is None or found[0] is not self or found[1].idle:
             return None
         return found[1]
 
-    def _pieces(self) -> int:
-        count = 1
-        for viewed in self._viewed:
-            count *= viewed.pieces
-        return count
-
     def _after_block(self, number: int, module: nn.Module, inputs: Any, output: Any) -> Any:
         now = self._now()
         if now is None:
             return None
-        opened = open_tokens(output, self.prefix)
+        opened = open_tokens(output, self._channels_first[number])
         if opened is None:
             raise TargetError(
                 f"Block {number} gives {type(output).__name__}, no (batch, tokens, features)."
             )
         tokens, put_back = opened
-        tokens = now.block(number, tokens, self._pieces())
+        tokens = now.block(number, tokens)
+        if self.after_blocks:
+            added = now.branch(number, tokens)
+            tokens = tokens if added is None else tokens + added.to(tokens.dtype)
         if now.keep is not None:
             now.features.append(now.keep(tokens))
         return put_back(tokens)
@@ -220,5 +244,5 @@ class Hooks:
         now = self._now()
         if now is None:
             return None
-        added = now.branch(number, output, self._pieces())
+        added = now.branch(number, output)
         return None if added is None else output + added.to(output.dtype)

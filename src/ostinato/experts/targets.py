@@ -68,6 +68,16 @@ def find_targets(model: nn.Module, targets: Targets = None) -> list[Target]:
     return [seen.target(name) for name in chosen]
 
 
+def has_targets(model: nn.Module) -> bool:
+    """Whether the model has feed-forward networks that `find_targets` finds by itself.
+
+    >>> has_targets(nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()))
+    False
+    """
+    seen = _Survey(model)
+    return any(seen.beside_attention(target.name) for target in seen.ffns)
+
+
 class _Survey:
     """One walk through a model: its attentions and everything shaped like an FFN."""
 

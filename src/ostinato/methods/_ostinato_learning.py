@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from ostinato.experts.flat import FlatBranches
-from ostinato.experts.routed import Expert, Pass
+from ostinato.experts.routed import Acting, Branch, Expert, Pass
 from ostinato.methods._ostinato_maps import MapMaker
+from ostinato.methods._ostinato_pace import MARGIN, passed_over, unsureness, usual_after
 from ostinato.methods._ostinato_parts import Domain
 from ostinato.methods._ostinato_state import DomainBank
 from ostinato.methods.base import Input
@@ -18,6 +19,7 @@ from ostinato.ops.features import pool_tokens
 from ostinato.ops.losses import distribution_entropy, entropy_threshold, softmax_entropy
 from ostinato.ops.statistics import alignment
 
+Differentiated = tuple[Tensor, Tensor | None, tuple[Tensor, ...]]
 KEEP = 0.7
 """Share of the variety of its maps' answers that a domain's learned answers must keep."""
 
@@ -34,12 +36,28 @@ class Learner(MapMaker):
     def _may_learn(self, domain: Domain) -> bool:
         return self.config.learn and bool(domain.maps) and domain.images > 2 * self.config.micro
 
+    def _pays(self, domain: Domain) -> bool:
+        """Whether the next micro-batch is one to learn from; see `_ostinato_pace`."""
+        updates = 0 if domain.branches is None else domain.branches.updates
+        wait = passed_over(updates, self.config.settle, self.config.spare)
+        return domain.excess > MARGIN or domain.skipped >= wait
+
+    def _watch(self, domain: Domain, logits: Tensor) -> None:
+        """Take note of how sure a domain's answers are, where that decides when it learns."""
+        if self.config.spare and self._may_learn(domain):
+            found = unsureness(logits)
+            domain.excess = found - domain.usual
+            domain.usual = usual_after(domain.usual, found)
+
     def _learn_waiting(self, classes: Tensor | None) -> bool:
         """Steps of every domain that has a micro-batch of images it has not learned from."""
         moved = False
         for domain in self.bank.domains.values():
             count = min(self.config.micro, self.config.buffer)
             if domain.waiting >= count and self._may_learn(domain):
+                if not self._pays(domain):
+                    domain.waiting, domain.skipped = 0, domain.skipped + 1
+                    continue
                 pixels = torch.stack(domain.recent[-count:]).float() / 255
                 domain.waiting = 0
                 moved |= self._step(Input(pixels, classes), domain)[2]
@@ -47,29 +65,52 @@ class Learner(MapMaker):
             self._republish()
         return moved
 
-    def _step(self, batch: Input, domain: Domain) -> tuple[Tensor, float | None, bool]:
-        """One update of the domain's branches and the shared ones; logits from before it."""
+    def _step(
+        self, batch: Input, domain: Domain, found: Differentiated | None = None
+    ) -> tuple[Tensor, float | None, bool]:
+        """One update of the domain's branches and the shared ones; logits from before it.
+
+        Args:
+            batch: images of the domain.
+            domain: the domain.
+            found: what `_gradients` gives for both, where that was asked before.
+        """
         if domain.branches is None:
             domain.branches = self._new_branches(self.bank.number(domain))
+        domain.skipped = 0
         groups = [self.bank.shared, domain.branches]
-        leaves = [group.value.clone().requires_grad_() for group in groups]
-        shared, own = (g.branches(leaf) for g, leaf in zip(groups, leaves, strict=True))
-        pool = partial(pool_tokens, class_token=self.hooks.prefix > 0)
-        now = Pass([0] * len(batch), [Expert(domain.maps, own)], shared, keep=pool)
-        with torch.enable_grad(), self.autocast(), self.hooks.open(now):
-            logits = self.logits(batch)
-            if logits.ndim > 2:
-                return logits, None, False  # per pixel, entropy undoes what the maps gained
-            loss = self._loss(logits, now.features)
+        logits, loss, grads = found or self._gradients(batch, domain)
+        if loss is None:
+            return logits, None, False
         if not self._sound(logits, domain):
-            return logits, float(loss.detach()), False
-        grads = torch.autograd.grad(loss, leaves)
+            return logits, float(loss), False
         if not all(bool(grad.isfinite().all()) for grad in grads):
             return logits, None, False
         for group, grad in zip(groups, grads, strict=True):
             pace = self.config.lr / (1 + group.updates / self.config.settle)
             group.step(grad, lr=pace, weight_decay=self.config.weight_decay)
-        return logits, float(loss.detach()), True
+        return logits, float(loss), True
+
+    def _gradients(self, batch: Input, domain: Domain) -> Differentiated:
+        """Logits, loss and flat gradients of the shared branches and the domain's."""
+        assert domain.branches is not None
+        shared, own = self.bank.shared.leaves(), domain.branches.leaves()
+        pool = partial(pool_tokens, class_token=self.hooks.prefix > 0)
+        now = Pass([0] * len(batch), [Expert(domain.maps, own)], shared, keep=pool)
+        return self._differentiate(batch, now, (shared, own))
+
+    def _differentiate(
+        self, batch: Input, now: Acting, groups: tuple[tuple[Branch, ...], ...]
+    ) -> Differentiated:
+        with torch.enable_grad(), self.autocast(), self.hooks.open(now):
+            logits = self.logits(batch)
+            if logits.ndim > 2:
+                return logits.detach(), None, ()  # per pixel, entropy undoes what maps gained
+            loss = self._loss(logits, now.features)
+        leaves = [[part for one in group for part in (one.down, one.up)] for group in groups]
+        grads = iter(torch.autograd.grad(loss, [part for group in leaves for part in group]))
+        flat = tuple(torch.cat([next(grads).flatten() for _ in group]) for group in leaves)
+        return logits.detach(), loss.detach(), flat
 
     def _loss(self, logits: Tensor, features: list[Tensor]) -> Tensor:
         """Alignment of features with the source's, and entropy of confident predictions."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from pydantic import Field
@@ -33,11 +33,33 @@ class OstinatoConfig(MethodConfig):
     kappa: float = Field(0.4, gt=0, description="entropy, in ln C, above which nothing is learned")
     settle: float = Field(10.0, gt=0, description="updates after which a rate has halved")
     micro: int = Field(50, ge=2, description="images of a domain that an update rests on")
+    spare: int = Field(
+        0, ge=0, description="micro-batches that a settled expert passes over between two updates"
+    )
     enough: int = Field(20, ge=4, description="images of one piece that found a domain")
     apart: float = Field(5.5, gt=0, description="deviations between two domains")
     max_domains: int = Field(32, ge=2, description="domains that are kept, beside the source")
     buffer: int = Field(128, ge=8, description="latest images of a domain that maps are made from")
+    compile: bool | Literal["auto"] = Field(
+        "auto", description="capture whole answers on a GPU; auto does so where the model allows it"
+    )
     buffer_mb: float = Field(128.0, gt=0, description="megabytes that all buffers may take")
+
+
+@dataclass(frozen=True)
+class Published:
+    """An expert, and what it was made of."""
+
+    maps: tuple[BlockMap, ...]
+    branches: FlatBranches | None
+    changes: int
+    expert: Expert
+
+    def is_of(
+        self, maps: tuple[BlockMap, ...], branches: FlatBranches | None, changes: int
+    ) -> bool:
+        """Whether it would come out the same."""
+        return self.maps is maps and self.branches is branches and self.changes == changes
 
 
 @dataclass
@@ -54,6 +76,10 @@ class Domain:
         waiting: how many of the latest have not been learned from.
         variety: entropy of the mean answer that its maps alone give; learned answers keep near it.
         used: the last update of the state in which it had an image.
+        skipped: micro-batches passed over since its last update.
+        usual: entropy of its answers, in ln C, as it usually is.
+        excess: by how much the latest answers were less sure than usual.
+        published: the expert that stands for it in the latest version, and what that was made of.
     """
 
     due: int
@@ -65,6 +91,10 @@ class Domain:
     waiting: int = 0
     used: int = 0
     variety: float = 0.0
+    skipped: int = 0
+    usual: float = 1.0
+    excess: float = 0.0
+    published: Published | None = field(default=None, repr=False)
 
     def add(self, images: list[Tensor], bound: int) -> None:
         """Keep new images, at most `bound` of the latest."""
@@ -78,9 +108,14 @@ class Domain:
         self.due *= 2 if self.due < 200 else 4
 
     def expert(self) -> Expert:
-        """What is published of it."""
-        learned = self.branches.published() if self.branches and self.maps else ()
-        return Expert(self.maps, learned)
+        """What is published of it: the same one for as long as nothing in it changes."""
+        learned = self.branches if self.maps else None
+        changes = 0 if learned is None else learned.changes
+        known = self.published
+        if known is None or not known.is_of(self.maps, learned, changes):
+            expert = Expert(self.maps, () if learned is None else learned.published())
+            known = self.published = Published(self.maps, learned, changes, expert)
+        return known.expert
 
 
 @dataclass(frozen=True)

@@ -8,15 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ostinato.errors import StateError
 from ostinato.experts.flat import FlatBranches
+from ostinato.methods._ostinato_expected import PARTS, expected_bank
 from ostinato.methods._ostinato_parts import Domain, OstinatoConfig, alike
+from ostinato.ops.expect import Expected
 from ostinato.ops.moments import BlockMap
 from ostinato.ops.snapshot import State
 
-PARTS = ("scale", "down", "up", "shift", "prefix")
 BUFFERS = ("recent", "latest")
-NUMBERS = ("due", "images", "share", "waiting", "used", "variety")
+NUMBERS = ("due", "images", "share", "waiting", "used", "variety", "skipped", "usual", "excess")
 
 
 class DomainBank:
@@ -149,11 +149,13 @@ class DomainBank:
             values[str(number)] = values[str(number)] | {"waiting": 0}
         return State(tensors, values)
 
+    def expected(self, state: State) -> Expected:
+        """See `expected_bank`."""
+        return expected_bank(state, self._branches, self.config.buffer)
+
     def import_state(self, state: State) -> None:
         """Become what `export_state` described."""
-        known = state.values.get("bank")
-        if known is None:
-            raise StateError("The state has no domains of this method.")
+        known = state.values["bank"]
         self._clear()
         self.shared.import_state(state.part("shared"))
         for number in known["domains"]:

@@ -11,11 +11,31 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ostinato.errors import InputError
 from ostinato.methods.contract import Input
 from ostinato.models import VisionModel
+from ostinato.ops.batchnorm import OtherStatistics
 from ostinato.ops.precision import products
 from ostinato.ops.trainable import Weights
 from ostinato.types import StepOutput
+
+
+class Answer(dict[str, Tensor]):
+    """Logits by name and by place, as Hugging Face's models answer.
+
+    >>> answer = Answer(logits=torch.zeros(1, 2))
+    >>> answer.logits is answer["logits"] is answer[0]
+    True
+    """
+
+    def __getitem__(self, key: Any) -> Tensor:
+        return list(self.values())[key] if isinstance(key, int) else super().__getitem__(key)
+
+    def __getattr__(self, name: str) -> Tensor:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(name) from None
 
 
 class Answering:
@@ -24,6 +44,7 @@ class Answering:
     config: Any
     model: VisionModel
     weights: Weights | None
+    _norms: OtherStatistics | None
     last: StepOutput | None
     _lock: threading.RLock
     _frozen: bool
@@ -39,11 +60,40 @@ class Answering:
         def _receive(self, images: Tensor, classes: Tensor | None, oracle: str | None) -> Input: ...
         def _refuse_detached(self) -> None: ...
 
-    def forward(self, images: Tensor, classes: Tensor | None = None) -> Tensor:
-        """Predict a batch and adapt to it. Works under `no_grad` and `inference_mode` too."""
+    def forward(
+        self,
+        images: Tensor | None = None,
+        classes: Tensor | None = None,
+        *,
+        pixel_values: Tensor | None = None,
+    ) -> Any:
+        """Predict a batch and adapt to it. Works under `no_grad` and `inference_mode` too.
+
+        Args:
+            images: a batch; the answer is its logits.
+            classes: the label space in use, as indices of outputs.
+            pixel_values: a batch that a Hugging Face image processor has normalised; the answer
+                holds the logits by name, as such models' answers do.
+        """
+        if pixel_values is not None:
+            if self.model.normalize == "model":
+                pixel_values = self.model.restored(pixel_values).clamp(0, 1)
+            return Answer(logits=self.forward(pixel_values, classes))
+        if images is None:
+            raise InputError("Call it with images, or with pixel_values=.")
         if self._frozen:
             return self.predict(images, classes=classes)
         return self.step(images, classes=classes).logits
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model lives."""
+        return self.model.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The model's precision."""
+        return self.model.dtype
 
     def predict(
         self, images: Tensor, *, classes: Tensor | None = None, source: bool = False
@@ -108,10 +158,18 @@ class Answering:
                 before()
 
     def _to_source(self) -> Any:
-        """Put source weights in place; returns what puts the present ones back."""
-        weights = self.weights
-        if weights is None:
-            return lambda: None
-        now = weights.export_state().clone()
-        weights.restore()
-        return lambda: weights.import_state(now)
+        """Put the source's weights and statistics in place; returns what puts the present back."""
+        weights, norms = self.weights, self._norms
+        now = None if weights is None else weights.export_state().clone()
+        if weights is not None:
+            weights.restore()
+        if norms is not None:
+            norms.on = False
+
+        def back() -> None:
+            if weights is not None and now is not None:
+                weights.import_state(now)
+            if norms is not None:
+                norms.on = True
+
+        return back

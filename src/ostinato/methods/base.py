@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +31,8 @@ from ostinato.methods.contract import (
 )
 from ostinato.methods.persistence import Persistent
 from ostinato.models import VisionModel, fingerprint
+from ostinato.ops.batchnorm import BatchStatistics, OtherStatistics, moves_batch_norms
+from ostinato.ops.blocks import choose_blocks
 from ostinato.ops.optim import OptimizerState, cosine, make_optimizer, total_norm
 from ostinato.ops.precision import products
 from ostinato.ops.snapshot import RandomState, Scalars, State, Stateful
@@ -49,6 +51,11 @@ class Method(Answering, Persistent, nn.Module):
     name: ClassVar[str] = ""
     rates: ClassVar[tuple[str, ...]] = ("lr",)
     """The settings that say how fast it learns online."""
+    follows: ClassVar[bool] = False
+    """Whether it can go with its model to another device or precision."""
+    batch_statistics: ClassVar[bool] = True
+    """Whether batch norms see the batch's own statistics where their parameters move, which is what
+    the authors of methods that move them do; without, they keep the source's."""
 
     def __init__(
         self,
@@ -58,7 +65,7 @@ class Method(Answering, Persistent, nn.Module):
         targets: Any = None,
     ) -> None:
         super().__init__()
-        self.config: Any = config or self.Config()
+        self.config: Any = (config or self.Config()).beside(model.base)
         self.resources = resources or Resources()
         self.targets = targets
         self._check_needs()
@@ -70,9 +77,10 @@ class Method(Answering, Persistent, nn.Module):
         self.building = True
         self._flags = Flags.freeze(model)
         self._tracked: dict[str, Stateful] = {}
-        self.counters = self.track("counters", Scalars(steps=0, size=None))
+        self.counters = self.track("counters", Scalars(steps=0, size=None).with_sizes("size"))
         self.random = self.track("random", RandomState(self.config.seed))
         self.weights: Weights | None = None
+        self._norms: OtherStatistics | None = None
         self.optimizer: torch.optim.Optimizer | None = None
         self.events: list[str] = []
         self.last: StepOutput | None = None
@@ -94,7 +102,23 @@ class Method(Answering, Persistent, nn.Module):
         if not self._detached and not is_claimed(self.model.base):  # by the method inside
             claim(self.model.base, self)
 
+    def _apply(self, fn: Any, recurse: bool = True) -> Self:
+        """Move to another device or precision: the model first, then what stands beside it."""
+        probe = torch.empty(0, device=self.model.device, dtype=self.model.dtype)
+        changed = fn(probe)
+        if (changed.device, changed.dtype) != (probe.device, probe.dtype) and not self.follows:
+            raise ConfigError(
+                f"{self.name} keeps values beside the model, so it cannot move: unwrap the model, "
+                "move it, and adapt it again (adapted.save and .load keep what was learned)."
+            )
+        super()._apply(fn, recurse)
+        self.arrive()
+        return self
+
     # What a method supplies.
+
+    def arrive(self) -> None:
+        """After the model went to another device or precision; see `follows`."""
 
     def configure(self) -> None:
         """Build what the method adds to the model, and `track` what changes."""
@@ -289,6 +313,9 @@ class Method(Answering, Persistent, nn.Module):
         """Take the method out; returns the original module with its original weights."""
         self._detached = True
         self.release()
+        if self._norms is not None:
+            self._norms.remove()
+        choose_blocks(self.model.base, None)
         disclaim(self.model.base, self)
         if self.weights is not None:
             self.weights.restore()
@@ -316,6 +343,8 @@ class Method(Answering, Persistent, nn.Module):
         if not parameters:
             return
         self.weights = self.track("weights", Weights(parameters))
+        if self.batch_statistics and moves_batch_norms(self.model, parameters.values()):
+            self._norms = BatchStatistics(self.model)
         self.optimizer = make_optimizer(
             self.config.optimizer,
             list(parameters.values()),

@@ -34,6 +34,7 @@ class Cmf(Roid):
         paper="Lee and Chang, ICLR 2024",
         trains="affine parameters of every normalisation layer",
         predicts="before",
+        setting="ImageNet-C, ViT-B/16",
         differences="as ROID here, whose objective it takes over",
     )
     presets = {"imagenet-c": {"lr": 2.5e-4}}

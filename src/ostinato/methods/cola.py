@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from ostinato.methods.base import Input, Method, MethodConfig, MethodInfo, Objective, Resources
-from ostinato.methods.contract import Need, resolve_config
-from ostinato.models import VisionModel
-from ostinato.ops.shifts import Look, ShiftDetector
-from ostinato.ops.snapshot import State
+from ostinato.methods._wrapping import Wrapping
+from ostinato.methods.base import Input, Method, MethodConfig, MethodInfo, Objective
+from ostinato.methods.contract import resolve_config
+from ostinato.ops.shifts import ShiftDetector
 from ostinato.ops.vectors import DomainVectors, assign, flat, parts
 from ostinato.registry import METHODS
 from ostinato.types import Decision
@@ -37,7 +35,7 @@ class ColaConfig(MethodConfig):
 
 
 @METHODS.register("cola")
-class Cola(Method):
+class Cola(Wrapping):
     """Learn the weights of past domains' vectors together with what is new in the present one."""
 
     name = "cola"
@@ -47,6 +45,7 @@ class Cola(Method):
         paper="Chen et al., NeurIPS 2024",
         trains="what the inner method trains, and the shares of past domains",
         predicts="before",
+        setting="ImageNet-C, ViT-B/16",
         differences=(
             "one device, so that vectors are shared over time alone; batches of 32 images are "
             "judged (the release: 64, its batch size); at most 32 vectors (the release bounds "
@@ -60,89 +59,48 @@ class Cola(Method):
     presets = {"imagenet-c": {"inner": "eata"}}
 
     @classmethod
-    def needs(cls, config: MethodConfig) -> frozenset[Need]:
-        """What the inner method needs."""
-        kind, inner = _inner(config)
-        return kind.needs(inner)
-
-    @classmethod
-    def scaled(cls, config: Any, factor: float) -> dict[str, Any]:
-        """The inner method's rates."""
-        kind, inner = _inner(config)
-        return {"inner_settings": {**config.inner_settings, **kind.scaled(inner, factor)}}
-
-    @classmethod
-    def prepare(
-        cls, model: VisionModel, images: Tensor, labels: Tensor | None, config: Any
-    ) -> State:
-        """The inner method's preparation."""
-        kind, inner = _inner(config)
-        return State.join({"inner": kind.prepare(model, images, labels, inner)})
+    def choose(cls, config: Any) -> tuple[type[Method], MethodConfig]:
+        """The inner method's class and its config; seed and precision are the wrapper's."""
+        kind: type[Method] = METHODS[config.inner]
+        settings = {"seed": config.seed, "precision": config.precision, **config.inner_settings}
+        if config.inner != "eata":
+            settings.pop("fisher_alpha", None)  # the default settings are ETA's
+        return kind, resolve_config(kind, config.inner_preset, settings)
 
     def configure(self) -> None:
         """The inner method, an empty bank, and a hand on the inner optimizer's steps."""
-        kind, inner = _inner(self.config)
-        given = self.resources.prepared
-        prepared = None if given is None else given.part("inner")
-        resources = Resources(self.resources.statistics, prepared)
-        self.inner: Method = self.track("inner", kind(self.model, inner, resources, self.targets))
-        assert self.inner.weights is not None
-        assert self.inner.optimizer is not None
-        self.weights = self.inner.weights
-        self.source = flat(self.weights.source)
+        inner = self.track("inner", self.take_in())
+        assert inner.weights is not None
+        assert inner.optimizer is not None
+        self.source = flat(inner.weights.source)
         first = float(torch.randn(1, generator=self.random.generator))
         bank = DomainVectors(len(self.source), self.config.vectors, 1.0, first)
         self.bank = self.track("bank", bank.to(self.source.device))
         detector = ShiftDetector(self.config.threshold, self.config.least)
         self.detector = self.track("detector", detector)
-        self._handle = self.inner.optimizer.register_step_pre_hook(self._before_step)
-
-    def inspect(self, batch: Input) -> None:
-        """Whatever the inner method refuses."""
-        self.inner.inspect(batch)
+        self._handle = inner.optimizer.register_step_pre_hook(self._before_step)
 
     def route(self, batch: Input) -> Decision:
         """Keep the weights of a domain that has ended."""
-        now = Look.of(self.model, batch.pixels)
-        distance = self.detector.distance(now, len(batch))
-        is_new = distance > self.config.threshold
-        if is_new:
-            self._keep()
-            self.detector.forget()
-        self.detector.follow(now, len(batch))
+        distance, is_new = self.detector.judge(self.model, batch.pixels, self._keep)
         limit = self.config.threshold
         return Decision(len(self.bank) - 1, is_new, distance, limit, evidence=len(batch))
 
     def objective(self, batch: Input) -> Objective:
         """One whole step of the inner method, then one of the mix on the same gradient."""
-        self.inner.events = self.events
         self.slope: Tensor | None = None
-        output = self.inner.advance(batch)
-        self.moved = output.updated
+        output = self.advance_inner(batch)
         if self.slope is not None and len(self.bank) > 1:
             before = self.bank.mix()
             self.bank.step(self.slope, self.config.mix_lr, self.config.mix_decay, 0.01)
             assign(self._moving, flat(self._moving) + self.bank.mix() - before)
         return Objective(output.logits, extra={"loss": output.loss, "used": output.used})
 
-    def update(self, batch: Input, objective: Objective) -> bool:
-        """It has been done already."""
-        return self.moved
-
     def release(self) -> None:
         """Take the inner method out."""
         if hasattr(self, "_handle"):
             self._handle.remove()
-        if hasattr(self, "inner"):
-            self.inner.detach()
-
-    def autocast(self) -> AbstractContextManager[Any]:
-        """The inner method sets its own precision."""
-        return nullcontext()
-
-    def trained(self) -> int:
-        """What the inner method moves."""
-        return self.inner.trained()
+        super().release()
 
     def added(self, domains: int = 1) -> int:
         """A vector for every domain that has ended, and its share."""
@@ -178,12 +136,3 @@ class Cola(Method):
         size = max(float(part.abs().mean()) for part in rest.values())
         self.bank.add(flat(self._moving) - self.source, size, self.config.margin)
         self.events.append("kept the weights of a domain")
-
-
-def _inner(config: Any) -> tuple[type[Method], MethodConfig]:
-    """The inner method's class and its config; seed and precision are the wrapper's."""
-    kind: type[Method] = METHODS[config.inner]
-    settings = {"seed": config.seed, "precision": config.precision, **config.inner_settings}
-    if config.inner != "eata":
-        settings.pop("fisher_alpha", None)  # the default settings are ETA's
-    return kind, resolve_config(kind, config.inner_preset, settings)

@@ -49,6 +49,7 @@ class Come(Method):
         paper="Zhang et al., ICLR 2025",
         trains="affine parameters of every normalisation layer (of blocks 0 to 8 with SAR)",
         predicts="before",
+        setting="ImageNet-C, ViT-B/16",
         differences=(
             "on TENT by default, with inner=... on ETA and SAR, not with EATA's Fisher term; the "
             "mass of not knowing is as many units as there are classes in use; the average loss "

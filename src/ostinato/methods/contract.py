@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, PrivateAttr
 from torch import Tensor, nn
 
 from ostinato.config import Config, Seed
@@ -17,6 +17,7 @@ from ostinato.ops.optim import OptimizerName
 from ostinato.ops.precision import Precision
 from ostinato.ops.snapshot import State
 from ostinato.ops.statistics import SourceStatistics
+from ostinato.ops.views import innermost
 
 Need = Literal["source statistics", "prepared file", "domain labels"]
 Predicts = Literal["before", "after", "last", "teacher"]
@@ -69,6 +70,27 @@ class MethodConfig(Config):
     total_steps: int | None = Field(
         None, ge=1, description="length of the stream, for cosine annealing; constant without"
     )
+    _model: Any = PrivateAttr(None)
+
+    def beside(self, model: nn.Module) -> Self:
+        """The same settings, which also answer for what a Hugging Face model's own config says.
+
+        Its pipelines ask a model's config for labels and the like.
+        """
+        own = getattr(innermost(model), "config", None)
+        if not hasattr(own, "id2label"):
+            return self
+        copy = self.model_copy()
+        copy._model = own
+        return copy
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)  # type: ignore[misc]
+        except AttributeError:
+            if name.startswith("_") or not hasattr(self._model, name):
+                raise
+            return getattr(self._model, name)
 
 
 @dataclass(frozen=True)
@@ -141,8 +163,8 @@ def check_resources(model: nn.Module, statistics: Any, prepared: Any) -> None:
     numbers = (*statistics.means, *statistics.stds)
     if not all(bool(value.isfinite().all()) for value in numbers):
         raise ConfigError("The source statistics hold NaN or infinite numbers: collect them anew.")
-    widths = {p.numel() for name, p in model.named_parameters() if p.ndim == 1 and "norm" in name}
-    wrong = sorted({value.numel() for value in numbers} - widths) if widths else []
+    widths = {int(size) for parameter in model.parameters() for size in parameter.shape}
+    wrong = sorted({value.numel() for value in numbers} - widths)
     if wrong:
         raise ConfigError(
             f"These source statistics ({statistics.describe()}) are of another model: none of this "

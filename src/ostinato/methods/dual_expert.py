@@ -22,6 +22,7 @@ from ostinato.experts.pool import ExpertPool
 from ostinato.methods._dual_expert_settings import PRESETS, DualExpertConfig
 from ostinato.methods.base import Input, Method, MethodConfig, MethodInfo, Objective
 from ostinato.methods.contract import Need
+from ostinato.ops.colours import three_colours
 from ostinato.ops.features import FeatureTaps
 from ostinato.ops.guard import CollapseGuard
 from ostinato.ops.losses import confident_entropy, entropy_threshold, marginal
@@ -163,7 +164,7 @@ class DualExpert(Method):
     def _describe(self, batch: Input) -> Evidence:
         features = self._features(batch) if self.discriminator.needs_features else None
         return Evidence(
-            descriptors=self.discriminator.describe(batch.pixels, features),
+            descriptors=self.discriminator.describe(three_colours(batch.pixels), features),
             confidence=lambda: self._confidence(batch),
             oracle=batch.oracle,
             image_size=(int(batch.pixels.shape[-2]), int(batch.pixels.shape[-1])),

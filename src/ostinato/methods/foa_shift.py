@@ -36,6 +36,7 @@ class FoaShift(Method):
         trains="nothing",
         predicts="before",
         needs=frozenset({"prepared file"}),
+        setting="ImageNet-C, ViT-B/16",
         differences="none known; a batch is moved by what earlier batches showed",
     )
     presets = {"imagenet-c": {"rate": 0.1}}
@@ -53,7 +54,7 @@ class FoaShift(Method):
         width = find_head(self.model.base).in_features
         source = read_anchor(self.resources.prepared, width, self.model.device)
         self.source_mean = source.mean
-        self.target = self.track("target", RunningMean(self.config.rate))
+        self.target = self.track("target", RunningMean(self.config.rate, width=width))
 
     @torch.no_grad()
     def objective(self, batch: Input) -> Objective:

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from ostinato.methods.base import Input, Method, MethodConfig, MethodInfo, Objective
 from ostinato.models import VisionModel
+from ostinato.ops.blocks import find_blocks
 from ostinato.ops.consistency import masked_mean
-from ostinato.ops.features import find_blocks
 from ostinato.ops.heads import select_classes
 from ostinato.ops.losses import entropy_threshold, softmax_entropy
 from ostinato.ops.optim import OptimizerName
@@ -62,6 +62,7 @@ class Imse(Method):
         trains="singular values of the linear maps in blocks 0 to 8",
         predicts="before",
         needs=frozenset({"prepared file"}),
+        setting="ImageNet-C, ViT-B/16",
         differences=(
             "batches of 32 images are judged (the release: its batch size, 64); at most 100 "
             "domains are kept; the source's look is that of all source images (the release lets "

@@ -27,12 +27,14 @@ class Memo(Method):
     """Make the source model agree with itself over views of one image, predict it, start over."""
 
     name = "memo"
+    batch_statistics = False  # a batch of views of one image says little about a domain
     Config = MemoConfig
     info = MethodInfo(
         title="MEMO",
         paper="Zhang et al., NeurIPS 2022",
         trains="all parameters, anew for every image",
         predicts="after",
+        setting="ImageNet-C, RVT",
         differences=(
             "settings are those of its authors' vision transformer (RVT); AugMix is drawn in "
             "torch; the optimizer starts over with the weights (the release's AdamW carries "

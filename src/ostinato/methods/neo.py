@@ -31,6 +31,7 @@ class Neo(Method):
         paper="Murphy et al., ICLR 2026",
         trains="nothing",
         predicts="before",
+        setting="ImageNet-C, ViT-B/16",
         differences=(
             "none known; the default is its authors' continual form (rate 0.1, from the origin), "
             "rate=None their form for a single domain"
@@ -41,8 +42,9 @@ class Neo(Method):
 
     def configure(self) -> None:
         """The centre; refuses a model without a linear classifier."""
-        find_head(self.model)
-        self.centre = self.track("centre", RunningMean(self.config.rate, zero=True))
+        width = find_head(self.model).in_features
+        centre = RunningMean(self.config.rate, zero=True, width=width)
+        self.centre = self.track("centre", centre)
 
     @torch.no_grad()
     def objective(self, batch: Input) -> Objective:

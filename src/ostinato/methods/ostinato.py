@@ -23,10 +23,10 @@ from torch import Tensor
 
 from ostinato.domains.router import Router
 from ostinato.domains.texture import Texture
-from ostinato.domains.verdict import FAR, SOURCE, Change
+from ostinato.domains.verdict import SOURCE, Change
 from ostinato.errors import MissingResource
-from ostinato.experts.routed import Branch, Hooks, Pass
-from ostinato.methods._ostinato_learning import Learner
+from ostinato.experts.routed import Branch, Hooks
+from ostinato.methods._ostinato_answers import Answers
 from ostinato.methods._ostinato_parts import (
     PRESETS,
     Domain,
@@ -35,16 +35,17 @@ from ostinato.methods._ostinato_parts import (
     to_levels,
 )
 from ostinato.methods._ostinato_state import DomainBank
+from ostinato.methods._ostinato_step import Started
 from ostinato.methods.base import Input, MethodInfo
 from ostinato.methods.contract import MethodConfig, Need
 from ostinato.ops.moments import map_rank
 from ostinato.ops.statistics import check_fits
 from ostinato.registry import METHODS
-from ostinato.types import Decision, StepOutput
+from ostinato.types import StepOutput
 
 
 @METHODS.register("ostinato")
-class Ostinato(Learner):
+class Ostinato(Answers):
     """Per-image routing, experts from moments, learning on top.
 
     >>> import timm
@@ -69,6 +70,7 @@ class Ostinato(Learner):
         differences="none: this is its release",
     )
     presets = PRESETS
+    follows = True
 
     @classmethod
     def needs(cls, config: MethodConfig) -> frozenset[Need]:
@@ -100,12 +102,24 @@ class Ostinato(Learner):
             ),
         )
         self.bank = self.track("bank", DomainBank(self._new_branches, config, self._taken_over))
+        self.publisher = self._publisher()
+        self.captures, self.step_captures = self._captures(), self._step_captures()
         self.queue: list[tuple[Tensor, Tensor, Tensor | None]] = []
         self.version = Version(0, self.router.view())
 
     def open_hooks(self) -> Hooks:
         """The places where experts act; streams that share a model share them."""
-        return Hooks(self.model.base, self.targets)
+        assert self.resources.statistics is not None
+        widths = [block.mean.numel() for block in self.resources.statistics.tokens]
+        return Hooks(self.model.base, self.targets, widths)
+
+    def __getstate__(self) -> dict[str, Any]:
+        left_out = ("captures", "step_captures")  # a copy makes its own
+        return {name: v for name, v in super().__getstate__().items() if name not in left_out}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.captures, self.step_captures = self._captures(), self._step_captures()
 
     # One batch.
 
@@ -117,65 +131,30 @@ class Ostinato(Learner):
         return _joined(parts)
 
     def _advance(self, batch: Input) -> StepOutput:
-        described = self.describe(batch.pixels)
         if not self.config.count_in:
-            output = self._answer(batch, described)
+            output, described = self._respond(batch)
             self._take_in(batch.pixels, described, batch.classes)
             updated = self._learn_waiting(batch.classes)
             return replace(output, updated=updated, events=tuple(self.events))
+        # What is expected, an answer or a step, is sent off first; taking in happens meanwhile.
+        expected, answered, started = self._expected_step(), None, None
+        if expected is None:
+            answered = self._captured(batch)
+        if answered is None:
+            arrived = self._to_host(self._described(batch.pixels))
+            started = None if expected is None else self._start_step(batch, expected)
+        described = arrived() if answered is None else answered.arrived()
         change = self._take_in(batch.pixels, described, batch.classes)
         ready = self._ready(change.owners)
-        if ready is None:
+        if ready is not None:
+            return self._answer_and_learn(batch, described, change, ready, started)
+        if answered is not None and self._still_holds(answered, change.owners):
+            output = self._captured_output(batch, answered, change.owners, change)
+        else:
             output = self._answer(batch, described, change)
-            updated = self._learn_waiting(batch.classes)
-            return replace(output, updated=updated, events=tuple(self.events))
-        return self._answer_and_learn(batch, described, change, ready)
-
-    def _answer(self, batch: Input, described: Tensor, change: Change | None = None) -> StepOutput:
-        version = self.version
-        verdict = version.view.decide(self.router.content.standard(described))
-        owners = verdict.owners() if change is None else change.owners
-        with torch.no_grad(), self.autocast():
-            logits = self._forward(batch, version, owners)
-        return self._output(logits, version, owners, verdict.distance, change)
-
-    def _forward(self, batch: Input, version: Version, owners: Sequence[int]) -> Tensor:
-        present = [d for d in dict.fromkeys(owners) if version.shares.get(d, 0.0) > 0]
-        rows = {domain: row for row, domain in enumerate(present)}
-        now = Pass(
-            [rows.get(owner) for owner in owners],
-            [version.experts[domain] for domain in present],
-            version.shared,
-        )
-        with self.hooks.open(now):
-            return self.logits(batch)
-
-    def _output(
-        self,
-        logits: Tensor,
-        version: Version,
-        owners: Sequence[int],
-        distance: Tensor,
-        change: Change | None,
-    ) -> StepOutput:
-        founded = set(change.founded) if change is not None else set()
-        usual = Counter(owners).most_common(1)[0][0]
-        decision = Decision(
-            domain=usual,
-            is_new=usual in founded,
-            distance=float(distance.mean()),
-            threshold=FAR,
-            evidence=len(owners),
-            per_sample=tuple(owners),
-        )
-        return StepOutput(
-            logits=logits.detach().float(),
-            decision=decision,
-            used=len(owners),
-            events=() if change is None else tuple(self.events),
-            version=version.number,
-            trust=tuple(version.shares.get(owner, 0.0) for owner in owners),
-        )
+        self._watch_all(change.owners, output.logits)
+        updated = self._learn_waiting(batch.classes)
+        return replace(output, updated=updated, events=tuple(self.events))
 
     # Taking in.
 
@@ -210,15 +189,39 @@ class Ostinato(Learner):
         if len(set(owners)) != 1 or len(owners) < self.config.micro // 2:
             return None
         domain = self.bank.domains.get(owners[0])
-        return domain if domain is not None and self._may_learn(domain) else None
+        if domain is None or not self._may_learn(domain) or not self._pays(domain):
+            return None
+        return domain
+
+    def _watch_all(self, owners: Sequence[int], logits: Tensor) -> None:
+        """Take note of a batch of one domain; a mixed one says little of each."""
+        domain = self.bank.domains.get(owners[0])
+        if domain is not None and len(set(owners)) == 1:
+            self._watch(domain, logits)
+
+    def _expected_step(self) -> Domain | None:
+        """The domain that came last, if it would learn from a batch of its own."""
+        last = None if self.last is None else self.last.domain
+        domain = None if last is None else self.bank.domains.get(last)
+        if domain is None or not self._may_learn(domain) or not self._pays(domain):
+            return None
+        return domain
 
     def _answer_and_learn(
-        self, batch: Input, described: Tensor, change: Change, domain: Domain
+        self,
+        batch: Input,
+        described: Tensor,
+        change: Change,
+        domain: Domain,
+        started: Started | None,
     ) -> StepOutput:
-        distance = self.version.view.decide(self.router.content.standard(described)).distance
         version = self.version
-        logits, loss, updated = self._step(batch, domain)
+        distance = self.publisher.placed(version).routes(described).distance
+        held = started is not None and started.holds(domain, self.bank.shared)
+        found = started.found if started is not None and held else None
+        logits, loss, updated = self._step(batch, domain, found)
         domain.waiting = 0
+        self._watch(domain, logits.detach())
         self._republish()
         output = self._output(logits, version, change.owners, distance, change)
         return replace(output, loss=loss, updated=updated)
@@ -247,8 +250,7 @@ class Ostinato(Learner):
 
     def respond(self, batch: Input) -> StepOutput:
         """Answer from the published version, without waiting for whoever learns; queue."""
-        described = self.describe(batch.pixels)
-        output = self._answer(batch, described)
+        output, described = self._respond(batch)
         if not self._frozen:
             self.queue.append((to_levels(batch.pixels), described, batch.classes))
             del self.queue[: -self.config.buffer]
@@ -271,6 +273,16 @@ class Ostinato(Learner):
         """What the source model says: a forward without experts."""
         with torch.no_grad(), self.autocast():
             return self.logits(batch).detach().float()
+
+    def arrive(self) -> None:
+        """Statistics and experts go where the model is; they stay in single precision."""
+        if not hasattr(self, "bank"):
+            return
+        device = self.model.device
+        self.statistics = self.statistics.to(device)
+        self._initial = self._initial.to(device)
+        self.publisher = self._publisher()
+        self.bank.import_state(self.bank.export_state().to(device))
 
     def release(self) -> None:
         """Take the hooks off."""

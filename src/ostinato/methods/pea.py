@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from ostinato.methods.base import Input, Method, MethodConfig, MethodInfo, Objective
 from ostinato.models import VisionModel
+from ostinato.ops.blocks import find_blocks
 from ostinato.ops.colouring import (
     REGULAR,
     TokenMoments,
@@ -21,7 +22,8 @@ from ostinato.ops.colouring import (
     relative,
     visiting,
 )
-from ostinato.ops.features import FeatureTaps, find_blocks
+from ostinato.ops.expect import Expected, Like, mapped, number
+from ostinato.ops.features import FeatureTaps
 from ostinato.ops.losses import softmax_entropy
 from ostinato.ops.snapshot import Scalars, State
 from ostinato.registry import METHODS
@@ -75,6 +77,15 @@ class Drift:
         tensors |= {f"{block}.covariance": m.covariance for block, m in self.moments.items()}
         return State(tensors, {"usual": {str(block): d for block, d in self.usual.items()}})
 
+    def expected(self, state: State) -> Expected:
+        """A mean and a covariance for every block, and how much they usually change."""
+        tensors, blocks = {}, list(state.values["usual"])
+        for block in blocks:
+            width = f"width of {block}"
+            tensors[f"{block}.mean"] = Like((width,))
+            tensors[f"{block}.covariance"] = Like((width, width))
+        return Expected(tensors, {"usual": mapped(number(low=0))})
+
     def import_state(self, state: State) -> None:
         """Continue from there."""
         self.usual = {int(block): drift for block, drift in state.values["usual"].items()}
@@ -98,6 +109,7 @@ class Pea(Method):
         trains="nothing",
         predicts="before",
         needs=frozenset({"prepared file"}),
+        setting="ImageNet-C, ViT-B/16",
         differences=(
             "the source's covariance is that of all tokens (the release centres each batch by "
             "itself)"

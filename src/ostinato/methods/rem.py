@@ -9,7 +9,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from ostinato.methods.base import Input, Method, MethodConfig, MethodInfo, Objective
-from ostinato.ops.features import find_blocks
+from ostinato.ops.blocks import find_blocks
 from ostinato.ops.losses import softmax_entropy
 from ostinato.ops.masking import ClassAttention, kept, least_attended
 from ostinato.ops.trainable import norm_parameters

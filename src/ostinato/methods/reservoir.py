@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -10,7 +9,8 @@ from torch import Tensor
 
 from ostinato.errors import MissingResource, StateError
 from ostinato.methods._reservoir_inner import ReservoirConfig, inner_method
-from ostinato.methods.base import Input, Method, MethodConfig, MethodInfo, Objective, Resources
+from ostinato.methods._wrapping import Wrapping
+from ostinato.methods.base import Input, Method, MethodConfig, MethodInfo, Objective
 from ostinato.methods.contract import Need
 from ostinato.methods.roid import Roid, correct_prior
 from ostinato.models import VisionModel
@@ -23,7 +23,7 @@ from ostinato.types import Decision
 
 
 @METHODS.register("reservoir")
-class Reservoir(Method):
+class Reservoir(Wrapping):
     """Route every batch by its style to one of at most 16 copies of another method."""
 
     name = "reservoir"
@@ -52,22 +52,20 @@ class Reservoir(Method):
     def needs(cls, config: MethodConfig) -> frozenset[Need]:
         """Source styles for the threshold, and what the inner method needs."""
         assert isinstance(config, ReservoirConfig)
-        kind, inner = inner_method(config)
         mine: set[Need] = {"prepared file"} if config.threshold is None else set()
-        return frozenset(mine) | kind.needs(inner)
+        return frozenset(mine) | super().needs(config)
 
     @classmethod
-    def scaled(cls, config: Any, factor: float) -> dict[str, Any]:
-        """The inner method's rates: the wrapper has none for the model."""
-        kind, inner = inner_method(config)
-        return {"inner_settings": {**config.inner_settings, **kind.scaled(inner, factor)}}
+    def choose(cls, config: Any) -> tuple[type[Method], MethodConfig]:
+        """As the release has it."""
+        return inner_method(config)
 
     @classmethod
     def prepare(
         cls, model: VisionModel, images: Tensor, labels: Tensor | None, config: Any
     ) -> State:
         """The source images' filter moments, and the inner method's preparation."""
-        kind, inner = inner_method(config)
+        kind, inner = cls.choose(config)
         moments = torch.cat([image_moments(part) for part in images.split(50)])
         parts = {"style": State({"moments": moments})}
         if "prepared file" in kind.needs(inner):
@@ -76,13 +74,8 @@ class Reservoir(Method):
 
     def configure(self) -> None:
         """The inner method, one slot, and the source's style as the first centroid."""
-        kind, inner = inner_method(self.config)
         given = self.resources.prepared
-        prepared = given.part("inner") if given is not None and "inner" in given.values else None
-        resources = Resources(self.resources.statistics, prepared)
-        self.inner: Method = kind(self.model, inner, resources, self.targets)
-        self.weights = self.inner.weights
-        self.slots = self.track("slots", Slots(self.inner))
+        self.slots = self.track("slots", Slots(self.take_in()))
         moments = None if given is None else given.part("style").tensors.get("moments")
         if self.config.threshold is None and (moments is None or moments.ndim != 3):
             raise MissingResource("The prepared file has no source styles: prepare it anew.")
@@ -99,10 +92,6 @@ class Reservoir(Method):
         if slots != max(styles, 1):
             raise StateError(f"The state does not fit: it has {slots} slots for {styles} styles.")
         return super().expected(state)
-
-    def inspect(self, batch: Input) -> None:
-        """Whatever the inner method refuses."""
-        self.inner.inspect(batch)
 
     def route(self, batch: Input) -> Decision:
         """Nearest style, or a new slot where all are far and there is room."""
@@ -123,28 +112,9 @@ class Reservoir(Method):
     def objective(self, batch: Input) -> Objective:
         """Predict with all slots, then one whole step of the inner method on the selected one."""
         logits = self._ensemble(batch)
-        self.inner.events = self.events
-        output = self.inner.advance(batch)
-        self.moved = output.updated
+        output = self.advance_inner(batch)
         extra = {"loss": output.loss, "used": output.used}
         return Objective(output.logits if logits is None else logits, extra=extra)
-
-    def update(self, batch: Input, objective: Objective) -> bool:
-        """The inner method has done it already."""
-        return self.moved
-
-    def release(self) -> None:
-        """Take the inner method out."""
-        if hasattr(self, "inner"):
-            self.inner.detach()
-
-    def autocast(self) -> AbstractContextManager[Any]:
-        """The inner method sets its own precision."""
-        return nullcontext()
-
-    def trained(self) -> int:
-        """One slot's."""
-        return self.inner.trained()
 
     def added(self, domains: int = 1) -> int:
         """What the inner method adds, and its moving parameters anew for every further slot."""

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from ostinato.methods.base import Input, Method, MethodConfig, MethodInfo, Objective
 from ostinato.ops.augment import cotta_view
+from ostinato.ops.batchnorm import FollowingStatistics, batch_norms
 from ostinato.ops.consistency import soft_cross_entropy
 from ostinato.ops.heads import select_classes
 from ostinato.ops.losses import softmax_entropy
@@ -27,6 +28,7 @@ class RottaConfig(MethodConfig):
     capacity: int = Field(64, ge=1, description="images in the bank")
     every: int = Field(64, ge=1, description="images between updates")
     rate: float = Field(0.001, ge=0, le=1, description="share of the student in the teacher")
+    norm_rate: float = Field(0.05, ge=0, le=1, description="share of a bank in batch statistics")
     age_weight: float = Field(1.0, ge=0, description="weight of age in the bank's score")
     uncertainty_weight: float = Field(1.0, ge=0, description="weight of entropy in the score")
 
@@ -36,6 +38,7 @@ class Rotta(Method):
     """Learn from a bank of fresh, certain images of all classes, taught by a slow teacher."""
 
     name = "rotta"
+    batch_statistics = False  # they follow the bank slowly
     Config = RottaConfig
     info = MethodInfo(
         title="RoTTA",
@@ -44,9 +47,9 @@ class Rotta(Method):
         predicts="teacher",
         setting="CIFAR-C, WideResNet and ResNeXt",
         differences=(
-            "a LayerNorm variant: the release's robust batch norm has nothing to do in models "
-            "without batch statistics; images of other sizes are resized to the bank's first; "
-            "every image has its own draw of the view"
+            "its robust batch norm works where a model has batch norms; other norms are trained "
+            "likewise; images of other sizes are resized to the bank's first; every image has its "
+            "own draw of the view"
         ),
     )
     presets = {"imagenet-c": {"optimizer": "adam", "lr": 1e-3, "capacity": 64}}
@@ -62,6 +65,10 @@ class Rotta(Method):
             BalancedBank(config.capacity, 0, config.age_weight, config.uncertainty_weight),
         )
         self.seen = self.track("seen", Scalars(images=0))
+        self.following: FollowingStatistics | None = None
+        if batch_norms(self.model):
+            norms = FollowingStatistics(self.model, config.norm_rate, ("teacher", "student"))
+            self._norms = self.following = self.track("batch_norms", norms)
 
     def trainable(self) -> dict[str, nn.Parameter]:
         """The norms' weights and biases."""
@@ -96,6 +103,7 @@ class Rotta(Method):
         assert self.optimizer is not None
         with self.autocast():
             lesson = self._lesson(batch, self.bank.images())
+        self._turn("teacher", following=False)
         moved = self.descend(lesson, [self.optimizer])
         objective.extra |= lesson.extra
         self.teacher.update()
@@ -104,8 +112,15 @@ class Rotta(Method):
     def _lesson(self, batch: Input, images: Tensor) -> Objective:
         """Cross-entropy of the student on a view with the teacher on the image, by timeliness."""
         view = cotta_view(images, self.random.generator)
+        self._turn("teacher", following=True)
         with torch.no_grad():
             target = select_classes(self.teacher.logits(images), batch.classes)
+        self._turn("student", following=True)
         student = self.logits(batch, view)
         weights = self.bank.timeliness().to(images.device)
         return Objective(student, (weights * soft_cross_entropy(student, target)).mean())
+
+    def _turn(self, who: str, following: bool) -> None:
+        """Whose statistics batch norms use from now on, and whether they follow what comes."""
+        if self.following is not None:
+            self.following.who, self.following.following = who, following

@@ -43,6 +43,7 @@ class Spa(Method):
         paper="Niu et al., ICML 2025",
         trains="affine parameters of every normalisation layer, and a predictor",
         predicts="before",
+        setting="ImageNet-C, ViT-B/16",
         differences=(
             "views are made in pixels of [-1, 1] whatever the model's own normalisation; noise "
             "has the model's patches; a batch where no image is surer moves nothing; not combined "

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ostinato.methods.base import Input, Method, MethodConfig, MethodInfo, Objective
+from ostinato.ops.expect import Expected, Like
 from ostinato.ops.heads import final_features, find_head, select_classes
 from ostinato.ops.losses import softmax_entropy
 from ostinato.ops.snapshot import State
@@ -45,6 +46,18 @@ class Supports:
         held = {"features": self.features, "labels": self.labels, "entropies": self.entropies}
         return State(held)
 
+    def expected(self, state: State) -> Expected:
+        """As many labels and entropies as features, each as wide as the classifier's rows."""
+        classes = int(self.labels.max()) + 1  # every class starts with a row of its own
+        entropies = Like(("supports",), self.entropies.dtype, low=0)
+        return Expected(
+            {
+                "features": Like(("supports", self.features.shape[1]), self.features.dtype),
+                "labels": Like(("supports",), torch.int64, 0, classes - 1),
+                "entropies": entropies,
+            }
+        )
+
     def import_state(self, state: State) -> None:
         """Continue from there."""
         held = {name: tensor.detach().clone() for name, tensor in state.tensors.items()}
@@ -64,6 +77,7 @@ class T3a(Method):
         paper="Iwasawa and Matsuo, NeurIPS 2021",
         trains="nothing",
         predicts="before",
+        setting="ImageNet-C, ViT-B/16, from later papers (its own: ResNet-50 on other data)",
         differences=(
             "20 supports a class, as ImageNet-C tables of later papers have it (its authors search "
             "1 to 100 by data set)"

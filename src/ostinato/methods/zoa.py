@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from ostinato.methods.base import Input, Method, MethodConfig, MethodInfo, Objective
-from ostinato.models import VisionModel
-from ostinato.ops.heads import find_head, select_classes
-from ostinato.ops.levels import Levels, collect_levels, read_levels
+from ostinato.methods._levelled import Levelled
+from ostinato.methods.base import Input, MethodConfig, MethodInfo, Objective
+from ostinato.ops.heads import select_classes
 from ostinato.ops.losses import softmax_entropy
-from ostinato.ops.recentre import RunningMean, shifted_logits
-from ostinato.ops.shifts import Look, ShiftDetector
-from ostinato.ops.snapshot import State
+from ostinato.ops.shifts import ShiftDetector
 from ostinato.ops.trainable import norm_parameters
 from ostinato.ops.vectors import DomainVectors, assign, flat, parts
 from ostinato.registry import METHODS
@@ -41,7 +36,7 @@ class ZoaConfig(MethodConfig):
 
 
 @METHODS.register("zoa")
-class Zoa(Method):
+class Zoa(Levelled):
     """One forward as it is, one a random step away; their losses tell which way to go."""
 
     name = "zoa"
@@ -53,6 +48,7 @@ class Zoa(Method):
         trains="affine parameters of the norms in blocks 1 to 8, without gradients",
         predicts="before",
         needs=frozenset({"prepared file"}),
+        setting="ImageNet-C, ViT-B/16 of 8 bits",
         differences=(
             "for models that are not quantised, with the settings of its 8-bit ViT-B; batches of "
             "32 images are judged (the release: 64), and followed once (the release: with each of "
@@ -62,20 +58,10 @@ class Zoa(Method):
     )
     presets = {"imagenet-c": {"lr": 5e-4}}
 
-    @classmethod
-    def prepare(
-        cls, model: VisionModel, images: Tensor, labels: Tensor | None, config: Any
-    ) -> State:
-        """Moments of the class features after every block; labels are not used."""
-        return collect_levels(model, images.split(50))
-
     def configure(self) -> None:
-        """The source's moments, an empty bank, the detector and the target's mean."""
-        assert self.resources.prepared is not None
+        """An empty bank and the detector, beside what is known of the source."""
+        super().configure()
         config = self.config
-        self.levels = Levels(self.model)
-        self.moments = read_levels(self.resources.prepared, self.model, self.model.device)
-        self.width = find_head(self.model).in_features
         self.moving = self.trainable()
         self.source = flat(self.moving)
         self.sizes = [parameter.numel() for parameter in self.moving.values()]
@@ -83,7 +69,6 @@ class Zoa(Method):
         bank = DomainVectors(len(self.source), config.vectors, config.mix_scale, first)
         self.bank = self.track("bank", bank.to(self.source.device))
         self.detector = self.track("detector", ShiftDetector(config.threshold, config.least))
-        self.target = self.track("target", RunningMean(config.rate))
 
     def trainable(self) -> dict[str, nn.Parameter]:
         """The norms of blocks 1 to 8: neither the first, nor the last, nor the final norm."""
@@ -91,13 +76,7 @@ class Zoa(Method):
 
     def route(self, batch: Input) -> Decision:
         """Keep the weights of a domain that has ended."""
-        now = Look.of(self.model, batch.pixels)
-        distance = self.detector.distance(now, len(batch))
-        self.is_new = distance > self.config.threshold
-        if self.is_new:
-            self._keep()
-            self.detector.forget()
-        self.detector.follow(now, len(batch))
+        distance, self.is_new = self.detector.judge(self.model, batch.pixels, self._keep)
         limit = self.config.threshold
         return Decision(len(self.bank) - 1, self.is_new, distance, limit, evidence=len(batch))
 
@@ -106,10 +85,7 @@ class Zoa(Method):
         """Predict, try a step, and go as far against it as it made things worse."""
         known = self.target.value
         loss, final, logits = self._try(batch)
-        answer = select_classes(logits, batch.classes)
-        if known is not None:
-            shift = self.moments.mean[-self.width :] - known
-            answer = shifted_logits(self.model, logits, shift, batch.classes)
+        answer = self.recentred(batch, logits, known)
         self.moved = False
         for _ in range(self.config.steps):
             self.moved |= self._descend_along(batch, loss)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ostinato.errors import TargetError
-from ostinato.ops.features import find_blocks
+from ostinato.ops.blocks import find_blocks
 from ostinato.ops.tokens import token_width
 
 

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from ostinato.errors import TargetError
 from ostinato.ops.adapters import Adapted
-from ostinato.ops.features import find_blocks
+from ostinato.ops.blocks import find_blocks
 
 
 class BlendedExperts(nn.Module):

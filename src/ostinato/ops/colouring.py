@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ostinato.errors import ConfigError, StateError
-from ostinato.ops.features import find_blocks
+from ostinato.ops.blocks import find_blocks
 from ostinato.ops.snapshot import State
 
 REGULAR = 1e-5  # on every variance, so that a covariance can be inverted

@@ -11,6 +11,7 @@ import math
 import torch
 from torch import Tensor
 
+from ostinato.ops.expect import Expected, Like, count, number
 from ostinato.ops.snapshot import State
 
 TENSORS = ("mean", "covariance", "axes", "lengths", "path", "long_path")
@@ -138,6 +139,14 @@ class Evolution:
         """The whole distribution."""
         values = {"sigma": self.sigma, "generation": self.generation, "at": self.decomposed}
         return State({name: getattr(self, name) for name in TENSORS}, values)
+
+    def expected(self, state: State) -> Expected:
+        """Everything in the shapes that the dimension gives, in double precision."""
+        lows = {"lengths": 0.0}
+        tensors = {n: Like.of(getattr(self, n), lows.get(n, -math.inf)) for n in TENSORS}
+        generations = state.values["generation"]
+        values = {"sigma": number(low=1e-300), "generation": count()}
+        return Expected(tensors, values | {"at": count(high=generations)})
 
     def import_state(self, state: State) -> None:
         """Continue from there."""

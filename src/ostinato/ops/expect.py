@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
@@ -88,6 +88,42 @@ def listed(kind: Kind, length: int | None = None) -> Kind:
             and all(kind.fits(one) for one in value)
         ),
     )
+
+
+def mapped(kind: Kind, keys: Collection[str] | None = None) -> Kind:
+    """Values of a kind by whole numbers (as words, for JSON knows no other names), or by `keys`.
+
+    >>> mapped(count()).fits({"0": 3}), mapped(count()).fits({"a": 3}), mapped(count()).fits([3])
+    (True, False, False)
+    """
+    return Kind(
+        f"{kind.words} for each of {'some numbers' if keys is None else sorted(keys)}",
+        lambda value: (
+            isinstance(value, dict)
+            and (all(_is_name(key) for key in value) if keys is None else set(keys) == set(value))
+            and all(kind.fits(one) for one in value.values())
+        ),
+    )
+
+
+def one_of(options: Collection[int]) -> Kind:
+    """One of these whole numbers."""
+    return Kind(f"one of {sorted(options)}", lambda value: type(value) is int and value in options)
+
+
+def ids(low: int = 0) -> Kind:
+    """A list of whole numbers, none of them twice."""
+    return Kind(
+        f"different whole numbers from {low}",
+        lambda value: listed(count(low)).fits(value) and len(set(value)) == len(value),
+    )
+
+
+FLAG = Kind("true or false", lambda value: type(value) is bool)
+
+
+def _is_name(key: object) -> bool:
+    return isinstance(key, str) and key.isascii() and key.isdecimal() and str(int(key)) == key
 
 
 def like(start: Any) -> Kind:
@@ -245,13 +281,13 @@ def check_taken(given: State, taken: State) -> None:
     for name in sorted(forms[0].keys() | forms[1].keys()):
         if forms[0].get(name) != forms[1].get(name):
             raise StateError(f"The state does not fit: {name} is of another shape or type here.")
-    if _plain(given.values) != _plain(taken.values):
+    if _text(given.values) != _text(taken.values):
         raise StateError("The state does not fit: its values are not read as they were written.")
 
 
-def _plain(values: dict[str, Any]) -> Any:
-    """As a file gives them back: JSON knows no tuples, and no names but words."""
-    return json.loads(json.dumps(values))
+def _text(values: dict[str, Any]) -> str:
+    """As a file has them: JSON knows no tuples and no names but words, and tells True from 1."""
+    return json.dumps(json.loads(json.dumps(values)), sort_keys=True)
 
 
 def check_finite(state: State, where: str = "The state") -> None:

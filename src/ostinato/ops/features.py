@@ -1,4 +1,4 @@
-"""Reading features inside a transformer: one tap per block, class token or pooled tokens."""
+"""Reading features inside a network: a block's output as tokens, one tap per block."""
 
 from __future__ import annotations
 
@@ -9,30 +9,10 @@ from typing import Any, Self
 
 from torch import Tensor, nn
 
-from ostinato.errors import TargetError
+from ostinato.ops.blocks import find_blocks, has_class_token, is_convolutional
 from ostinato.ops.views import Viewed
 
-CLASS_TOKENS = ("cls_token", "class_token")
-
-
-def find_blocks(model: nn.Module) -> dict[str, nn.Module]:
-    """The repeated residual blocks of a transformer, in order, by structure.
-
-    A block holds an attention module and, beside it, linear maps. It is found by what it
-    contains, since every library names it differently.
-    """
-    found: dict[str, nn.Module] = {}
-    for name, module in model.named_modules():
-        if not _inside(name, found) and _is_block(module):
-            found[name] = module
-    if not found:
-        raise TargetError("No transformer block was found in the model, so no feature can be read.")
-    return found
-
-
-def has_class_token(model: nn.Module) -> bool:
-    """Whether token 0 is a class token."""
-    return any(name.rsplit(".", 1)[-1] in CLASS_TOKENS for name, _ in model.named_parameters())
+_EXTRA_TOKENS = ("register_tokens", "distillation_token", "dist_token", "reg_token")
 
 
 def prefix_tokens(model: nn.Module) -> int:
@@ -41,31 +21,43 @@ def prefix_tokens(model: nn.Module) -> int:
         count = getattr(module, "num_prefix_tokens", None)
         if isinstance(count, int):
             return count
-    return int(has_class_token(model))
+    if not has_class_token(model):
+        return 0
+    extra = [p for n, p in model.named_parameters() if n.rpartition(".")[2] in _EXTRA_TOKENS]
+    return 1 + sum(int(p.shape[-2]) for p in extra)
 
 
-def open_tokens(output: Any, prefix: int) -> tuple[Tensor, Callable[[Tensor], Any]] | None:
+def open_tokens(
+    output: Any, channels_first: bool = False
+) -> tuple[Tensor, Callable[[Tensor], Any]] | None:
     """A block's output as (B, N, D) tokens, and what puts changed tokens back in its place.
 
-    None where the output holds no tokens of that form.
+    Sequences (B, N, D) are tokens already; feature maps are (B, H, W, D), or (B, D, H, W) where
+    channels come first. None where the output is nothing of that kind.
 
     >>> import torch
-    >>> tokens, put_back = open_tokens((torch.ones(2, 3, 3, 8), "rest"), 0)
+    >>> tokens, put_back = open_tokens((torch.ones(2, 3, 3, 8), "rest"))
     >>> tokens.shape, put_back(tokens + 1)[0].shape
     (torch.Size([2, 9, 8]), torch.Size([2, 3, 3, 8]))
+    >>> tokens, put_back = open_tokens(torch.ones(2, 8, 3, 5), channels_first=True)
+    >>> tokens.shape, put_back(tokens + 1).shape
+    (torch.Size([2, 15, 8]), torch.Size([2, 8, 3, 5]))
     """
     first = output[0] if isinstance(output, (tuple, list)) else output
     if not isinstance(first, Tensor) or first.ndim not in (3, 4):
         return None
-    shape = first.shape
+    swapped = channels_first and first.ndim == 4
+    last = first.permute(0, 2, 3, 1) if swapped else first
+    shape = last.shape
 
     def put_back(tokens: Tensor) -> Any:
         changed = tokens.reshape(shape)
+        changed = changed.permute(0, 3, 1, 2) if swapped else changed
         if isinstance(output, (tuple, list)):
             return type(output)((changed, *output[1:]))
         return changed
 
-    return first.reshape(shape[0], -1, shape[-1]), put_back
+    return last.reshape(shape[0], -1, shape[-1]), put_back
 
 
 class FeatureTaps:
@@ -79,6 +71,7 @@ class FeatureTaps:
     def __init__(self, model: nn.Module) -> None:
         self.blocks = find_blocks(model)
         self.class_token = has_class_token(model)
+        self._first = {module: is_convolutional(module) for module in self.blocks.values()}
         self._viewed = [module for module in model.modules() if isinstance(module, Viewed)]
         self.features: list[Tensor] = []  # one (B, D) tensor per block, of the last forward
         self._handles: list[Any] = []
@@ -102,38 +95,19 @@ class FeatureTaps:
         if any(viewed.aside for viewed in self._viewed):
             return
         tokens = output[0] if isinstance(output, (tuple, list)) else output
-        feature = pool_tokens(tokens, self.class_token).float()
+        first = self._first[module]
+        feature = pool_tokens(tokens, self.class_token, channels_first=first).float()
         pieces = math.prod(viewed.pieces for viewed in self._viewed)
         self.features.append(feature.unflatten(0, (-1, pieces)).mean(1) if pieces > 1 else feature)
 
 
-def pool_tokens(tokens: Tensor, class_token: bool) -> Tensor:
-    """(B, N, D) or (B, H, W, D) to (B, D).
+def pool_tokens(tokens: Tensor, class_token: bool, channels_first: bool = False) -> Tensor:
+    """(B, N, D), (B, H, W, D) or, with channels first, (B, D, H, W) to (B, D).
 
     >>> import torch
     >>> pool_tokens(torch.ones(2, 4, 4, 8), class_token=False).shape
     torch.Size([2, 8])
     """
-    if class_token and tokens.ndim == 3:
-        return tokens[:, 0]
-    return tokens.flatten(1, -2).mean(1)
-
-
-def _is_block(module: nn.Module) -> bool:
-    """A residual block: an attention child and a linear map outside of it."""
-    children = dict(module.named_children())
-    attention = [n for n, c in children.items() if _attends(n, c)]
-    rest = [c for n, c in children.items() if n not in attention]
-    return bool(attention) and any(
-        isinstance(m, (nn.Linear, nn.Conv2d)) for child in rest for m in child.modules()
-    )
-
-
-def _attends(name: str, module: nn.Module) -> bool:
-    label = f"{name} {type(module).__name__}".lower()
-    found = "attn" in label or "attention" in label or name.lower() == "att"
-    return found and "pool" not in label  # attention pooling is a head, not a block
-
-
-def _inside(name: str, found: dict[str, nn.Module]) -> bool:
-    return any(name == outer or name.startswith(f"{outer}.") for outer in found)
+    if tokens.ndim == 3:
+        return tokens[:, 0] if class_token else tokens.mean(1)
+    return tokens.mean((2, 3)) if channels_first else tokens.flatten(1, -2).mean(1)

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ostinato.ops.batchnorm import BatchStatistics, moves_batch_norms
+
 
 def fisher_diagonal(
     model: nn.Module, parameters: Mapping[str, nn.Parameter], batches: Iterable[Tensor]
@@ -15,7 +17,8 @@ def fisher_diagonal(
     """Squared gradients of the cross-entropy with the model's own labels, averaged over batches.
 
     The gradient is a batch's mean gradient, so the scale depends on the batch size: the weight
-    that goes with it in the literature was tuned for batches of 64.
+    that goes with it in the literature was tuned for batches of 64. Batch norms whose parameters
+    are among these see the batches' own statistics, as they will online.
 
     >>> layer = nn.Linear(2, 2)
     >>> fisher = fisher_diagonal(layer, dict(layer.named_parameters()), [torch.ones(4, 2)])
@@ -23,6 +26,7 @@ def fisher_diagonal(
     (['bias', 'weight'], True)
     """
     wanted = list(parameters.values())
+    norms = BatchStatistics(model) if moves_batch_norms(model, wanted) else None
     flags = [parameter.requires_grad for parameter in wanted]
     total = {name: torch.zeros_like(p) for name, p in parameters.items()}
     count = 0
@@ -39,6 +43,8 @@ def fisher_diagonal(
                         total[name] += gradient.detach().square()
                 count += 1
     finally:
+        if norms is not None:
+            norms.remove()
         for parameter, flag in zip(wanted, flags, strict=True):
             parameter.requires_grad_(flag)
     return {name: (value / max(count, 1)).detach() for name, value in total.items()}

@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
+from ostinato.ops.blocks import is_convolutional
 from ostinato.ops.features import FeatureTaps, open_tokens, prefix_tokens
 from ostinato.ops.losses import flatten_logits, softmax_entropy
 from ostinato.ops.moments import BlockMoments
@@ -31,7 +32,9 @@ class Gatherer:
     def take(self, pixels: Tensor) -> None:
         """Take in one batch of pixels."""
         hooks = [
-            block.register_forward_hook(lambda _m, _i, out, at=index: self._add_tokens(at, out))
+            block.register_forward_hook(
+                lambda module, _, out, at=index: self._add_tokens(at, out, is_convolutional(module))
+            )
             for index, block in enumerate(self.taps.blocks.values())
         ]
         try:
@@ -48,8 +51,8 @@ class Gatherer:
         self.images += len(pixels)
         self.rows += len(self.taps.features[0])  # a model that cuts its images up has more
 
-    def _add_tokens(self, index: int, output: object) -> None:
-        opened = open_tokens(output, self.prefix)
+    def _add_tokens(self, index: int, output: object, channels_first: bool) -> None:
+        opened = open_tokens(output, channels_first)
         if opened is None:
             return
         tokens = opened[0].double()

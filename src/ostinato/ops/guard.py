@@ -11,6 +11,7 @@ from typing import Literal
 
 from torch import Tensor
 
+from ostinato.ops.expect import Expected, Like, count, mapped, number
 from ostinato.ops.losses import distribution_entropy
 from ostinato.ops.snapshot import State
 
@@ -48,9 +49,11 @@ class CollapseGuard:
         marginal = marginal.detach()
         known = self._means.get(group)
         known = known if known is None else known.to(marginal.device)  # a loaded one is elsewhere
-        if known is None or known.shape != marginal.shape:  # another label space starts afresh
-            self._means[group], self._seen[group] = marginal, images
+        if known is not None and known.shape != marginal.shape:
+            known = None  # another label space starts afresh, its yardstick too
             self._best.pop(group, None)
+        if known is None:
+            self._means[group], self._seen[group] = marginal, images
             return "learning"
         # A plain mean until the window is full, a moving one afterwards.
         rate = images / min(self._seen[group] + images, max(self.window, images))
@@ -74,9 +77,13 @@ class CollapseGuard:
         return self._good.get(group, 0)
 
     def strike(self, group: int) -> int:
-        """Count a rollback and start watching anew; returns how many there were."""
+        """Count a rollback and start averaging anew; returns how many there were.
+
+        The best diversity stays the yardstick: a group that collapses again while its mean is
+        still being gathered would otherwise be measured by its own collapse, and be kept as good.
+        """
         self._strikes[group] = self.strikes(group) + 1
-        for known in (self._means, self._seen, self._best, self._good):
+        for known in (self._means, self._seen, self._good):
             known.pop(group, None)
         return self._strikes[group]
 
@@ -98,6 +105,12 @@ class CollapseGuard:
             {str(k): v for k, v in self._means.items()},
             {name: text(known) for name, known in values.items()},
         )
+
+    def expected(self, state: State) -> Expected:
+        """A distribution and a count for each group that is watched, and what is known of it."""
+        means = {name: Like((f"classes of {name}",), None, 0, 1.001) for name in state.tensors}
+        values = {"seen": mapped(count(1), set(means)), "best": mapped(number(low=0))}
+        return Expected(means, values | {"good": mapped(count()), "strikes": mapped(count(1))})
 
     def import_state(self, state: State) -> None:
         """Continue from there."""

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from ostinato.errors import TargetError
-from ostinato.ops.features import find_blocks, has_class_token
-from ostinato.ops.tokens import entering, patches, prefix_tokens
+from ostinato.ops.blocks import find_blocks, has_class_token
+from ostinato.ops.features import prefix_tokens
+from ostinato.ops.tokens import entering, patches
 
 # How libraries call the two projections where they are separate.
 PROJECTIONS = (("query", "key"), ("q_proj", "k_proj"))

@@ -9,14 +9,21 @@ domain).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 
 import torch
 from torch import Tensor
+
+from ostinato.ops.roots import inverse_root
 
 RIDGE = 0.05
 """Added to every covariance, as a share of its mean variance, before a root is taken."""
 FULL, RANK = 256, 64
 """Blocks up to the first width keep whole maps, wider ones maps of the second's rank."""
+POWERS = 4
+"""Rounds of products that find the directions of a low-rank map."""
+MOST = 1024
+"""Tokens of an image that moments are taken of: early feature maps have many, all alike."""
 LEAST = 1e-4
 """No domain's variance counts as less than this share of the source's: flat images have none."""
 
@@ -32,6 +39,16 @@ class BlockMoments:
     covariance: Tensor
     prefix: Tensor
 
+    @cached_property
+    def root(self) -> Tensor:
+        """The square root of the ridged covariance, in double precision; taken once."""
+        return power(ridged(self.covariance.double()), 0.5)
+
+    @cached_property
+    def least(self) -> Tensor:
+        """The variance that a domain has at least: `LEAST` of this one's."""
+        return LEAST * self.covariance.double().diagonal().mean()
+
     def to(self, device: torch.device | str) -> BlockMoments:
         """The same numbers on another device."""
         return BlockMoments(
@@ -42,20 +59,44 @@ class BlockMoments:
 def token_moments(tokens: Tensor, prefix: int) -> BlockMoments:
     """Moments of (B, N, D) tokens, the first `prefix` of every image apart, in double precision.
 
+    Under a GPU's autocast, products of the centred tokens are taken in its half precision and
+    summed in single: rounding is then what it is in the model's own layers.
+
     >>> tokens = torch.tensor([[[9.0], [1.0], [3.0]]])
     >>> found = token_moments(tokens, prefix=1)
     >>> found.mean.item(), found.covariance.item(), found.prefix.item()
     (2.0, 1.0, 9.0)
     """
-    body = tokens[:, prefix:].flatten(0, 1).double()
+    first = tokens[:, :prefix].double().mean(0)
+    body = _thinned(tokens[:, prefix:]).flatten(0, 1)
+    if body.is_cuda and torch.is_autocast_enabled("cuda"):
+        mean = body.mean(0, dtype=torch.float)
+        body = (body - mean).to(torch.get_autocast_dtype("cuda"))
+        products = torch.mm(body.T, body, out_dtype=torch.float)
+        return BlockMoments(mean.double(), products.double() / len(body), first)
+    body = body.double()
     mean = body.mean(0)
     body = body - mean
-    return BlockMoments(mean, body.T @ body / len(body), tokens[:, :prefix].double().mean(0))
+    return BlockMoments(mean, body.T @ body / len(body), first)
 
 
-def ridged(covariance: Tensor, least: float = 0.0) -> Tensor:
+def _thinned(body: Tensor) -> Tensor:
+    """At most `MOST` tokens of each image, the same places in all, drawn once for a length."""
+    count = body.shape[1]
+    return body if count <= MOST else body[:, _places(count, str(body.device))]
+
+
+@lru_cache(maxsize=64)
+def _places(count: int, device: str) -> Tensor:
+    # A tensor born in inference mode could not be used outside it, and this one is kept.
+    with torch.inference_mode(False), torch.no_grad():
+        drawn = torch.randperm(count, generator=torch.Generator().manual_seed(count))[:MOST]
+        return drawn.sort().values.to(device)
+
+
+def ridged(covariance: Tensor, least: Tensor | float = 0.0) -> Tensor:
     """The covariance with `RIDGE` of its mean variance (at least `least`) on the diagonal."""
-    variance = covariance.diagonal().mean().clamp_min(least)
+    variance = torch.clamp(covariance.diagonal().mean(), min=least)
     return covariance + RIDGE * variance * torch.eye(
         len(covariance), dtype=covariance.dtype, device=covariance.device
     )
@@ -71,6 +112,17 @@ def power(matrix: Tensor, exponent: float) -> Tensor:
     values = values.clamp_min(torch.finfo(matrix.dtype).tiny)
     result: Tensor = (vectors * values.pow(exponent)) @ vectors.T
     return result
+
+
+def whitening(covariance: Tensor, least: Tensor) -> Tensor:
+    """The power −½ of a domain's ridged covariance, in double precision.
+
+    A GPU is slow at eigenvalues and quick at products, so there it is made of products.
+    """
+    whole = ridged(covariance.double(), least)
+    if not whole.is_cuda:
+        return power(whole, -0.5)
+    return inverse_root(whole.float(), RIDGE / (2 * len(whole))).double()
 
 
 @dataclass(frozen=True)
@@ -89,18 +141,34 @@ class BlockMap:
 
     def __call__(self, tokens: Tensor) -> Tensor:
         """Move (B, N, D) tokens."""
-        count = self.prefix.shape[-2]
         scale, down, up, shift, prefix = (part.to(tokens) for part in self.tensors())
-        body = tokens[:, count:]
-        change = body @ down
-        if up.numel():
-            change = change @ up
-        moved: Tensor = body * (1 + scale.unsqueeze(-2)) + change + shift.unsqueeze(-2)
-        return torch.cat([tokens[:, :count] + prefix, moved], 1) if count else moved
+        return moved(tokens, 1 + scale, down, up, shift, prefix)
 
     def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """All five, in order."""
         return self.scale, self.down, self.up, self.shift, self.prefix
+
+
+def moved(
+    tokens: Tensor, factor: Tensor, down: Tensor, up: Tensor, shift: Tensor, prefix: Tensor
+) -> Tensor:
+    """What a `BlockMap` does, with `1 + scale` as its `factor`.
+
+    Everything but the prefix is done to whole tensors, since a pass over them costs more than the
+    few tokens too many; what that made of the prefix is then replaced.
+    """
+    change = tokens @ down
+    if up.numel():
+        change = change @ up
+    whole = torch.addcmul(shift.unsqueeze(-2), tokens, factor.unsqueeze(-2)) + change
+    count = prefix.shape[-2]
+    if not count:
+        return whole
+    first = tokens[:, :count] + prefix
+    if whole.requires_grad:
+        return torch.cat([first, whole[:, count:]], 1)
+    whole[:, :count] = first
+    return whole
 
 
 def map_rank(width: int) -> int:
@@ -123,9 +191,7 @@ def block_map(
     >>> [round(float(v), 3) for v in whole(torch.tensor([[[5.0, 3.0]]])).flatten()]
     [1.0, 0.0]
     """
-    least = LEAST * float(source.covariance.diagonal().mean())
-    move = power(ridged(source.covariance.double()), 0.5)
-    move = move @ power(ridged(domain.covariance.double(), least), -0.5)
+    move = source.root @ whitening(domain.covariance, source.least)
     shift = share * (source.mean.double() - move @ domain.mean.double())
     scale = share * (move.diagonal() - 1)
     rest = (share * (move - torch.diag(move.diagonal()))).T
@@ -139,13 +205,41 @@ def block_map(
 
 
 def low_rank_factors(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor]:
-    """Two factors whose product is the matrix, or its best approximation of that rank.
+    """Two factors whose product is nearly the best approximation of that rank.
 
-    >>> full = torch.diag(torch.tensor([3.0, 2.0, 1.0]))
+    Products with the matrix and its transpose turn a start at random (always the same one) into
+    the directions that it is largest in.
+
+    >>> full = torch.diag(torch.tensor([3.0, 2.0, 0.1]))
     >>> down, up = low_rank_factors(full, 2)
     >>> torch.linalg.matrix_rank(down @ up).item(), round(float((full - down @ up).norm()), 4)
-    (2, 1.0)
+    (2, 0.1)
     """
-    left, values, right = torch.linalg.svd(matrix, full_matrices=False)
-    root = values[:rank].sqrt()
-    return left[:, :rank] * root, root[:, None] * right[:rank]
+    basis = matrix @ _start(matrix.shape[-1], rank, str(matrix.device)).to(matrix.dtype)
+    for _ in range(POWERS):
+        basis = orthonormal(matrix @ (matrix.mT @ orthonormal(basis)))
+    basis = orthonormal(basis)  # twice, since once loses digits where columns were nearly alike
+    return basis, basis.mT @ matrix
+
+
+@lru_cache(maxsize=8)
+def _start(width: int, rank: int, device: str) -> Tensor:
+    draw = torch.Generator().manual_seed(0)
+    with torch.inference_mode(False), torch.no_grad():  # it is kept, so it must be usable anywhere
+        return torch.randn(width, rank, generator=draw, dtype=torch.double).to(device)
+
+
+def orthonormal(columns: Tensor) -> Tensor:
+    """The same span by orthonormal columns; directions that are not there become zero.
+
+    >>> found = orthonormal(torch.tensor([[2.0, 2.0], [0.0, 1.0], [0.0, 0.0]]))
+    >>> [[round(float(v), 3) for v in row] for row in found.T @ found]
+    [[1.0, 0.0], [0.0, 1.0]]
+    """
+    gram = (columns.mT @ columns).double()
+    size = gram.diagonal(dim1=-2, dim2=-1).mean(-1)[..., None, None] + 1e-30
+    eye = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
+    lower, _ = torch.linalg.cholesky_ex(gram + 1e-12 * size * eye)
+    whole = torch.linalg.solve_triangular(lower, columns.mT.double(), upper=False)
+    result: Tensor = whole.mT.to(columns.dtype)
+    return result

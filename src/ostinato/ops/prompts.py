@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ostinato.ops.features import has_class_token
+from ostinato.ops.blocks import has_class_token
 from ostinato.ops.tokens import entering, find_patches, leaving, token_width
 
 

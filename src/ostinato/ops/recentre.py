@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from ostinato.ops.expect import Expected, Like, count
 from ostinato.ops.heads import find_head, select_classes
 from ostinato.ops.snapshot import State
 
@@ -15,6 +16,7 @@ class RunningMean:
     Args:
         rate: share of the newest batch; None weighs every image alike.
         zero: start at the origin; otherwise the first batch is the start.
+        width: of the features, where it is known before the first of them.
 
     >>> mean = RunningMean(rate=None)
     >>> mean.update(torch.tensor([[1.0]]))
@@ -23,8 +25,9 @@ class RunningMean:
     [3.0]
     """
 
-    def __init__(self, rate: float | None, *, zero: bool = False) -> None:
+    def __init__(self, rate: float | None, *, zero: bool = False, width: int | None = None) -> None:
         self.rate = rate
+        self.width = width
         self.zero = zero
         self.value: Tensor | None = None
         self.images = 0
@@ -47,6 +50,12 @@ class RunningMean:
     def export_state(self) -> State:
         """The mean, where there is one, and what it rests on."""
         return State({} if self.value is None else {"mean": self.value}, {"images": self.images})
+
+    def expected(self, state: State) -> Expected:
+        """A mean as wide as the features, once there are images."""
+        width = ("width",) if self.width is None else (self.width,)
+        begun = state.values["images"] != 0
+        return Expected({"mean": Like(width)} if begun else {}, {"images": count()})
 
     def import_state(self, state: State) -> None:
         """Continue from there."""

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from ostinato.ops.expect import Expected, Like
+from ostinato.ops.features import prefix_tokens
 from ostinato.ops.snapshot import State
-from ostinato.ops.tokens import entering, prefix_tokens
+from ostinato.ops.tokens import entering
 
 
 @dataclass(frozen=True)
@@ -94,11 +97,36 @@ class ShiftDetector:
         """The next batch begins a domain."""
         self.look = None
 
+    def judge(
+        self, model: nn.Module, pixels: Tensor, ended: Callable[[], None]
+    ) -> tuple[float, bool]:
+        """Take in a batch: its distance, and whether it begins a domain.
+
+        Args:
+            model: whose patch embeddings are looked at.
+            pixels: the batch.
+            ended: called before the present domain is forgotten.
+        """
+        now = Look.of(model, pixels)
+        distance = self.distance(now, len(pixels))
+        is_new = distance > self.threshold
+        if is_new:
+            ended()
+            self.forget()
+        self.follow(now, len(pixels))
+        return distance, is_new
+
     def export_state(self) -> State:
         """The running look, where there is one."""
         if self.look is None:
             return State()
         return State({"mean": self.look.mean, "variance": self.look.variance})
+
+    def expected(self, state: State) -> Expected:
+        """Nothing, or a mean and a variance of the same width."""
+        width = ("width",) if self.look is None else tuple(self.look.mean.shape)
+        both = {"mean": Like(width), "variance": Like(width, low=0)}
+        return Expected(both if state.tensors else {})
 
     def import_state(self, state: State) -> None:
         """Continue from there."""

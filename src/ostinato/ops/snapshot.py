@@ -10,7 +10,7 @@ import hashlib
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import torch
 from safetensors import safe_open
@@ -18,7 +18,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from ostinato.errors import StateError
-from ostinato.ops.expect import Expected, Like, check_finite, like
+from ostinato.ops.expect import Expected, Like, check_finite, count, like, listed, optional
 from ostinato.ops.files import write_atomically
 
 FORMAT = "ostinato-state"
@@ -84,6 +84,7 @@ class Scalars(dict[str, Any]):
     def __init__(self, **start: Any) -> None:
         super().__init__(start)
         self._start = start
+        self._sizes: tuple[str, ...] = ()
 
     def export_state(self) -> State:
         """The values."""
@@ -91,7 +92,14 @@ class Scalars(dict[str, Any]):
 
     def expected(self, state: State) -> Expected:
         """The names it started with, each with the type it had then."""
-        return Expected(values={name: like(value) for name, value in self._start.items()})
+        kinds = {name: like(value) for name, value in self._start.items()}
+        size = optional(listed(count(low=1), 2))
+        return Expected(values=kinds | dict.fromkeys(self._sizes, size))
+
+    def with_sizes(self, *names: str) -> Self:
+        """Say which values are none or an image's height and width."""
+        self._sizes = names
+        return self
 
     def import_state(self, state: State) -> None:
         """Take values over."""

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ostinato.errors import StateError
-from ostinato.ops.features import find_blocks
+from ostinato.ops.blocks import find_blocks
+from ostinato.ops.expect import Expected, Like, count
 from ostinato.ops.shifts import Look, patch_tokens
 from ostinato.ops.snapshot import State
 
@@ -118,6 +119,11 @@ class CodeBank:
     def export_state(self) -> State:
         """All codes and looks."""
         return State({"codes": self.codes, "looks": self.looks}, {"count": self.count})
+
+    def expected(self, state: State) -> Expected:
+        """The room that was made at the start, and how much of it is taken."""
+        tensors = {"codes": Like.of(self.codes), "looks": Like.of(self.looks)}
+        return Expected(tensors, {"count": count(1, len(self.codes))})
 
     def import_state(self, state: State) -> None:
         """Continue from there."""

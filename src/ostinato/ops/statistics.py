@@ -18,14 +18,18 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from ostinato.errors import ConfigError, MissingResource
+from ostinato.ops.altered import altered
+from ostinato.ops.colours import three_colours
 from ostinato.ops.files import write_atomically
 from ostinato.ops.gather import Gatherer
 from ostinato.ops.moments import BlockMoments
-from ostinato.ops.whitening import Content
+from ostinato.ops.whitening import PLACING, Content
 
 FORMAT = "ostinato-statistics"
 RANK = 256
 """Covariances of wider blocks are stored by so many directions and one variance for the rest."""
+VARIED = 500
+"""Clean images that alterations are made of, at most."""
 ENOUGH = 100
 """Clean images below which statistics are said to be thin."""
 
@@ -93,9 +97,8 @@ class SourceStatistics:
         info["entropy"] = self.entropy
         if self.content is not None:
             content = self.content
-            tensors |= {"content.mean": content.mean, "content.scale": content.scale}
-            tensors["content.covariance"] = content.covariance
-            info |= {"spread": content.spread, "content_images": content.images}
+            tensors |= {f"content.{name}": getattr(content, name) for name in PLACING}
+            info["content_images"] = content.images
         kept = {
             name: (t if t.dtype == torch.half else t.float()).cpu().contiguous()
             for name, t in tensors.items()
@@ -157,14 +160,9 @@ def _unpacked(tensors: dict[str, Tensor], info: dict[str, object]) -> SourceStat
             )
         )
     content = None
-    if "content.mean" in tensors:
-        content = Content(
-            tensors["content.mean"],
-            tensors["content.scale"],
-            tensors["content.covariance"],
-            float(str(info["spread"])),
-            int(str(info["content_images"])),
-        )
+    if all(f"content.{name}" in tensors for name in PLACING):
+        parts = [tensors[f"content.{name}"] for name in PLACING]
+        content = Content(int(str(info["content_images"])), *parts)
     entropy = info.get("entropy")
     return SourceStatistics(
         tuple(tensors[f"mean.{i}"] for i in range(count)),
@@ -192,9 +190,13 @@ def collect(
         fingerprint: of the model.
     """
     gatherer = Gatherer(vision)
-    descriptors = []
+    descriptors: list[Tensor] = []
+    others: dict[str, list[Tensor]] = {}
     with torch.no_grad():
         for pixels in batches:
+            if gatherer.images < VARIED:
+                for name, images in altered(three_colours(pixels), gatherer.images).items():
+                    others.setdefault(name, []).append(describe(images).cpu())
             gatherer.take(pixels)
             descriptors.append(describe(pixels).cpu())
     if gatherer.images < 2:
@@ -207,7 +209,7 @@ def collect(
         stds,
         images=gatherer.images,
         tokens=gatherer.tokens(),
-        content=Content.of(torch.cat(descriptors)),
+        content=Content.of(torch.cat(descriptors), [torch.cat(group) for group in others.values()]),
         fingerprint=fingerprint,
         entropy=gatherer.entropy(),
     )

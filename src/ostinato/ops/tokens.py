@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 from torch import Tensor, nn
 
 from ostinato.errors import TargetError
-from ostinato.ops.features import find_blocks, has_class_token
+from ostinato.ops.blocks import find_blocks
 
 Change = Callable[[Tensor], Tensor]
 
@@ -75,15 +75,6 @@ def _behind_stem(module: nn.Module) -> Patches | None:
         return None
     height, width = ratio(as_scalar=False)
     return Patches(last, (int(height), int(width)))
-
-
-def prefix_tokens(model: nn.Module) -> int:
-    """How many tokens stand before the patches: class token and registers."""
-    for module in model.modules():
-        count = getattr(module, "num_prefix_tokens", None)
-        if isinstance(count, int):
-            return count
-    return int(has_class_token(model))
 
 
 def token_width(model: nn.Module) -> int:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import re
 import weakref
 
 import torch
 from torch import Tensor, nn
 
 from ostinato.errors import ConfigError, StateError, TargetError
+from ostinato.ops.blocks import find_blocks, is_convolutional, last_stage
 from ostinato.ops.expect import Expected, Like
-from ostinato.ops.features import find_blocks
 from ostinato.ops.snapshot import State
 
 NORMS = (nn.LayerNorm, nn.GroupNorm, nn.modules.batchnorm._BatchNorm)
@@ -22,21 +21,17 @@ def norm_parameters(model: nn.Module, *, blocks: range | None = None) -> dict[st
     Args:
         model: where to look.
         blocks: keep those inside blocks of these numbers alone (and drop the ones outside any
-            block), as methods do that leave the last blocks untouched.
+            block), as methods do that leave the last blocks untouched. Of a network of
+            convolutions, whose blocks are counted otherwise, all but the last stage's are kept.
 
     >>> sorted(norm_parameters(nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2))))
     ['1.bias', '1.weight']
     """
     found: dict[str, nn.Parameter] = {}
-    inside = () if blocks is None else tuple(f"{name}." for name in find_blocks(model))
+    chosen = None if blocks is None else _norms_of(model, blocks)
     for name, module in model.named_modules():
-        if not (isinstance(module, NORMS) or type(module).__name__.endswith("Norm")):
+        if not _is_norm(module) or (chosen is not None and name not in chosen):
             continue
-        number = re.search(r"(?:^|[._])(\d+)(?:\.|$)", name)
-        if blocks is not None and (number is None or int(number.group(1)) not in blocks):
-            continue
-        if blocks is not None and not name.startswith(inside):
-            continue  # a stem may number its layers too
         for key, parameter in module.named_parameters(recurse=False):
             found[f"{name}.{key}" if name else key] = parameter
     if not found:
@@ -46,6 +41,22 @@ def norm_parameters(model: nn.Module, *, blocks: range | None = None) -> dict[st
             + " Choose a method that trains something else, such as 'dual_expert'."
         )
     return found
+
+
+def _is_norm(module: nn.Module) -> bool:
+    return isinstance(module, NORMS) or type(module).__name__.endswith("Norm")
+
+
+def _norms_of(model: nn.Module, blocks: range) -> set[str]:
+    """Names of the norms in blocks of these numbers, or before a network's last stage."""
+    known = find_blocks(model)
+    norms = [name for name, module in model.named_modules() if _is_norm(module)]
+    if all(is_convolutional(block) for block in known.values()):
+        order = [name for name, _ in model.named_modules()]
+        end = order.index(last_stage(model)[0])
+        return {name for name in norms if order.index(name) < end}
+    inside = tuple(f"{name}." for number, name in enumerate(known) if number in blocks)
+    return {name for name in norms if name.startswith(inside)}
 
 
 class Flags:

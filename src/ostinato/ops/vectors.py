@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from ostinato.ops.expect import Expected, Like, count
 from ostinato.ops.snapshot import State
 
 
@@ -107,6 +108,12 @@ class DomainVectors:
         """All vectors and their shares."""
         held = {"vectors": self.vectors, "alphas": self.alphas, "scale": self.scale}
         return State(held, {"count": self.count})
+
+    def expected(self, state: State) -> Expected:
+        """The room that was made at the start, and how much of it is taken."""
+        held = {"vectors": self.vectors, "alphas": self.alphas, "scale": self.scale}
+        tensors = {name: Like.of(tensor) for name, tensor in held.items()}
+        return Expected(tensors, {"count": count(1, len(self.vectors))})
 
     def import_state(self, state: State) -> None:
         """Continue from there."""

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ostinato.ops.expect import Expected, Like
 from ostinato.ops.snapshot import State
 
 
@@ -96,6 +97,12 @@ class PatchNoise:
         if self.alpha is None or self.velocity is None:
             return State()
         return State({"alpha": self.alpha.detach(), "velocity": self.velocity})
+
+    def expected(self, state: State) -> Expected:
+        """Nothing, or an amount and its momentum for every patch of an image."""
+        grid = ("rows", "columns")
+        both = {"alpha": Like(grid, low=-1, high=1), "velocity": Like(grid)}
+        return Expected(both if state.tensors else {})
 
     def import_state(self, state: State) -> None:
         """Continue from there."""

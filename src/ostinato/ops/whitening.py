@@ -1,12 +1,15 @@
 """Coordinates in which what content alone changes has spread one in every direction.
 
-Two clean photographs differ; so do two foggy ones, in much the same way. Seen in units of that
-difference, a shift stands out in a single image. The coordinates come from clean images and are
-refined by what arrives: deviations of images from their own domain's mean are content too.
+Two clean photographs differ; so do two foggy ones. Seen in units of that difference, a shift stands
+out in a single image. How content varies is taken from clean images and from plain alterations of
+them (`ops.altered`), each around its own mean. Far from the clean ones descriptors vary more, in
+proportion, so distances are then taken on a scale that is even near the clean images and
+logarithmic far away.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,41 +18,78 @@ from torch import Tensor
 SHRINK = 0.2
 """How far covariances of few images are drawn to their diagonal."""
 FOLDS = 5
+PLACING = ("mean", "scale", "turn", "centre", "whiten")
+"""The tensors that descriptors are placed by."""
 
 
 @dataclass(frozen=True)
 class Content:
-    """What descriptors of clean images are like.
+    """What descriptors of clean images are like, and how content varies.
 
     Attributes:
+        images: how many clean images there were.
         mean: (d,) of clean images.
         scale: (d,) standard deviations, none vanishing.
-        covariance: (d, d) of standardised descriptors.
-        spread: mean of a clean image's squared whitened length over d, on images that the
-            whitening did not see.
-        images: how many there were.
+        turn: (d, d) from standardised descriptors to even coordinates.
+        centre: (d,) where clean images lie once these are bent.
+        whiten: (d, d) from bent coordinates to those in which content has spread one.
     """
 
+    images: int
     mean: Tensor
     scale: Tensor
-    covariance: Tensor
-    spread: float
-    images: int
+    turn: Tensor
+    centre: Tensor
+    whiten: Tensor
 
     @classmethod
-    def of(cls, descriptors: Tensor) -> Content:
-        """From one descriptor a row; at least two rows."""
-        values = descriptors.double()
+    def of(cls, clean: Tensor, altered: Sequence[Tensor] = ()) -> Content:
+        """From one descriptor a row.
+
+        Args:
+            clean: of clean images, at least two.
+            altered: of altered ones, a tensor for each alteration.
+        """
+        values = clean.double()
         mean, scale = values.mean(0), values.std(0)
         scale = scale.clamp_min(max(0.05 * float(scale.median()), 1e-6))
-        standard = (values - mean) / scale
-        covariance = standard.T @ standard / len(standard)
-        spread = held_out_spread(standard)
-        return cls(mean.float(), scale.float(), covariance.float(), spread, len(values))
+        rest = [group.double() for group in altered if len(group) > 1]
+        groups = [(group - mean) / scale for group in (values, *rest)]
+        turn = even(within(groups))
+        bent = [bend(group @ turn) for group in groups]
+        whiten = whitener(within(bent))
+        unit = held_out(groups, whiten)
+        parts = (mean, scale, turn, bent[0].mean(0), whiten / unit**0.5)
+        return cls(len(values), *(part.float() for part in parts))
 
-    def standard(self, descriptors: Tensor) -> Tensor:
-        """(B, d) descriptors in units of clean deviations, on the CPU, in double precision."""
-        return (descriptors.detach().cpu().double() - self.mean) / self.scale
+    def to(self, device: torch.device | str) -> Content:
+        """The same on another device, where descriptors can then be placed."""
+        parts = (getattr(self, name).to(device) for name in PLACING)
+        return Content(self.images, *parts)
+
+    def place(self, descriptors: Tensor) -> Tensor:
+        """(B, d) descriptors in units of content's deviations, in double precision."""
+        standard = (descriptors.detach().double() - self.mean) / self.scale
+        return (bend(standard @ self.turn.double()) - self.centre) @ self.whiten.double()
+
+
+def bend(values: Tensor) -> Tensor:
+    """Even near 0, logarithmic far away: sign(v) · ln(1 + |v|).
+
+    >>> [round(float(v), 2) for v in bend(torch.tensor([0.01, -1.0, 100.0]))]
+    [0.01, -0.69, 4.62]
+    """
+    return values.sign() * values.abs().log1p()
+
+
+def within(groups: Sequence[Tensor]) -> Tensor:
+    """(d, d) covariance of rows around their own group's mean.
+
+    >>> within([torch.tensor([[0.0], [2.0]]), torch.tensor([[10.0], [12.0]])]).item()
+    1.0
+    """
+    off = torch.cat([group - group.mean(0) for group in groups])
+    return off.T @ off / len(off)
 
 
 def shrunk(covariance: Tensor) -> Tensor:
@@ -60,6 +100,18 @@ def shrunk(covariance: Tensor) -> Tensor:
         + SHRINK * torch.diag(diagonal)
         + 1e-4 * torch.eye(len(covariance), dtype=covariance.dtype)
     )
+
+
+def even(covariance: Tensor) -> Tensor:
+    """The symmetric matrix that gives rows of this covariance spread one, moving them least.
+
+    >>> l = even(torch.diag(torch.tensor([4.0, 1.0], dtype=torch.double)))
+    >>> [round(float(v), 2) for v in l.diagonal()]
+    [0.5, 1.0]
+    """
+    values, vectors = torch.linalg.eigh(shrunk(covariance.double()))
+    result: Tensor = (vectors * values.rsqrt()) @ vectors.T
+    return result
 
 
 def whitener(covariance: Tensor) -> Tensor:
@@ -75,16 +127,22 @@ def whitener(covariance: Tensor) -> Tensor:
     return result
 
 
-def held_out_spread(standard: Tensor) -> float:
-    """Mean squared whitened length over d of rows that the whitening did not see."""
-    count, width = standard.shape
-    if count < 2 * FOLDS:
+def held_out(groups: Sequence[Tensor], whiten: Tensor) -> float:
+    """Mean squared length over d, in the final coordinates, of rows that `turn` did not see.
+
+    Args:
+        groups: standardised descriptors, clean and altered.
+        whiten: what is applied after bending.
+    """
+    if min(len(group) for group in groups) < 2 * FOLDS:
         return 1.0
     found = []
     for fold in range(FOLDS):
-        rest = torch.arange(count) % FOLDS != fold
-        seen = standard[rest]
-        seen = seen - seen.mean(0)
-        unseen = standard[~rest] @ whitener(seen.T @ seen / len(seen))
-        found.append(float(unseen.square().sum(1).mean()) / width)
-    return sum(found) / len(found)
+        rest = [torch.arange(len(group)) % FOLDS != fold for group in groups]
+        turn = even(within([group[some] for group, some in zip(groups, rest, strict=True)]))
+        for group, some in zip(groups, rest, strict=True):
+            bent = bend(group @ turn)
+            off = (bent[~some] - bent[some].mean(0)) @ whiten
+            found.append(off.square().sum(1))
+    lengths = torch.cat(found)
+    return float(lengths.mean()) / groups[0].shape[1]

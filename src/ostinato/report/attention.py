@@ -233,7 +233,7 @@ def _similarity(tokens: Tensor, adapted: Method, pixels: Tensor) -> Tensor:
     """(N, T, D) to (N, h, w): cosine of token 0 (or the mean) with every patch; 0 for zero."""
     from torch.nn.functional import cosine_similarity
 
-    from ostinato.ops.features import has_class_token
+    from ostinato.ops.blocks import has_class_token
 
     if tokens.ndim == 4:  # tokens that kept their places
         mean = tokens.flatten(1, 2).mean(1)[:, None, None]

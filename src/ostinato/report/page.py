@@ -9,6 +9,7 @@ from typing import Any
 from ostinato.errors import MissingResource
 from ostinato.report.ablation import descriptor_ablation
 from ostinato.report.attention_figure import attention_maps
+from ostinato.report.by_round import error_by_round
 from ostinato.report.domains import discriminator_timeline, pool_growth
 from ostinato.report.figure import Figure, Part
 from ostinato.report.over_time import error_over_time
@@ -28,6 +29,7 @@ def draw_all(variants: Sequence[Variant]) -> list[Part]:
     """Every figure that these runs allow, in the order of the page."""
     return [
         *error_over_time(variants),
+        *error_by_round(variants),
         *error_per_domain(variants),
         *iou_per_class(variants),
         *predictions_in_pictures(variants),

@@ -19,7 +19,6 @@ from torch import Tensor
 
 from ostinato.errors import InputError, OstinatoError
 from ostinato.methods._ostinato_streams import Answer, Prepared, Question, SharedModel, prepare
-from ostinato.ops.precision import products
 from ostinato.serve.stream import Current, Stream
 
 
@@ -61,7 +60,6 @@ class Batcher:
 
     Args:
         model: of all streams.
-        precision: of forwards.
         images: of one forward at most; a request with more is one of its own.
         wait: seconds that the first request waits for others.
         most: images that may wait.
@@ -73,7 +71,6 @@ class Batcher:
         self,
         model: SharedModel,
         *,
-        precision: str,
         images: int,
         wait: float,
         most: int,
@@ -81,7 +78,7 @@ class Batcher:
         answered: Callable[[Job, str, Answer], None],
         ran: Callable[[int, int, float], None],
     ) -> None:
-        self.model, self.precision, self.images = model, precision, images
+        self.model, self.images = model, images
         self.wait, self.most, self.threads = wait, most, threads
         self._answered, self._ran = answered, ran
         self._jobs: deque[Job] = deque()
@@ -208,20 +205,17 @@ class Batcher:
 
     def _prepare(self, jobs: Sequence[Job]) -> tuple[Prepared, list[Current]]:
         currents = [job.stream.current for job in jobs]
-        with products(self.precision):  # type: ignore[arg-type]
-            levels = torch.cat([job.levels for job in jobs])
-            pixels = self.model.check(levels)
-            parts = pixels.split([len(job.levels) for job in jobs])
-            questions = [
-                Question(current.published, part, job.source)
-                for current, part, job in zip(currents, parts, jobs, strict=True)
-            ]
-            return prepare(self.model, questions), currents
+        pixels = self.model.check(torch.cat([job.levels for job in jobs]))
+        parts = pixels.split([len(job.levels) for job in jobs])
+        questions = [
+            Question(current.published, part, job.source)
+            for current, part, job in zip(currents, parts, jobs, strict=True)
+        ]
+        return prepare(self.model, questions), currents
 
     def _finish(self, jobs: Sequence[Job], ready: Prepared, currents: list[Current]) -> None:
         started = time.perf_counter()
-        with products(self.precision):  # type: ignore[arg-type]
-            answers = ready.run(half=self.precision == "bf16")
+        answers = ready.run()
         spent = time.perf_counter() - started
         count = len(ready.pixels)
         self.pace += 0.1 * (spent / count - self.pace)

@@ -18,13 +18,12 @@ import numpy as np
 import torch
 
 from ostinato.errors import OstinatoError, StateError, did_you_mean
-from ostinato.methods._ostinato_parts import PRESETS, OstinatoConfig
 from ostinato.methods._ostinato_streams import Answer, StreamMethod
 from ostinato.ops.snapshot import State
 from ostinato.serve.answers import seen
 from ostinato.serve.batching import Batcher, Job
 from ostinato.serve.learning import Learner
-from ostinato.serve.loading import Served
+from ostinato.serve.loading import Served, method_config
 from ostinato.serve.metrics import Metrics
 from ostinato.serve.settings import Settings, check_name
 from ostinato.serve.snapshots import sweep, whole_states
@@ -67,7 +66,6 @@ class Fleet:
         batching = settings.batching
         self.batcher = Batcher(
             served.model,
-            precision=settings.precision,
             images=batching.images,
             wait=batching.wait_ms / 1000,
             most=batching.waiting,
@@ -169,9 +167,7 @@ class Fleet:
         self.writer.event(None, "removed", name=name)
 
     def _build(self, row: StreamRow) -> Stream:
-        given = {"precision": self.settings.precision, **self.settings.settings}
-        config = OstinatoConfig.parse({**given, **PRESETS[row.preset]})
-        method = StreamMethod(self.served.model, config)
+        method = StreamMethod(self.served.model, method_config(self.settings, row.preset))
         # What a reset goes back to is the same for all of a preset, and kept once.
         method._initial = self._starts.setdefault(row.preset, method._initial)
         return Stream(row, method, most=self.settings.learning.queue, answers=self.settings.answers)

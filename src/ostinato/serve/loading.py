@@ -8,6 +8,7 @@ from typing import Literal
 import torch
 
 from ostinato.errors import ConfigError
+from ostinato.methods._ostinato_parts import PRESETS, OstinatoConfig
 from ostinato.methods._ostinato_streams import SharedModel
 from ostinato.models import fingerprint, output_names
 from ostinato.ops.statistics import SourceStatistics
@@ -57,7 +58,8 @@ def load_served(settings: Settings) -> Served:
     check_model(spec)
     statistics = SourceStatistics.load(_statistics_file(settings))
     model = load_model(spec)
-    shared = SharedModel(model, statistics, normalize=settings.normalize)
+    config = method_config(settings, settings.preset)
+    shared = SharedModel(model, statistics, config, normalize=settings.normalize)
     side = settings.size or int(Fit.of(model, None, dense=False).side or 224)
     try:
         with torch.no_grad():
@@ -77,6 +79,12 @@ def load_served(settings: Settings) -> Served:
         "segmentation" if dense else "classification",
         Fit.of(model, settings.size, dense=dense),
     )
+
+
+def method_config(settings: Settings, preset: str) -> OstinatoConfig:
+    """The method's settings for streams of a preset."""
+    given = {"precision": settings.precision, **settings.settings}
+    return OstinatoConfig.parse({**given, **PRESETS[preset]})
 
 
 def _statistics_file(settings: Settings) -> str:

@@ -15,7 +15,7 @@ from typing import TypeVar
 import torch
 
 from ostinato.errors import StateError
-from ostinato.methods._ostinato_streams import Published, Question, prepare
+from ostinato.methods._ostinato_streams import InUse, Question, prepare
 from ostinato.ops.snapshot import State, load_state, save_state
 from ostinato.serve import domains
 from ostinato.serve.fleet import Fleet
@@ -195,7 +195,7 @@ class Operations:
 
     def _try_out(self, stream: Stream) -> None:
         """Numbers of the wrong shape would harm whoever shares a forward: try every expert."""
-        published = Published(stream.method.version)
+        published = InUse(stream.method.version, self.fleet.served.model.ranks)
         side = self.fleet.served.fit.side or 64
         model = self.fleet.served.model
         pixels = torch.zeros(1, 3, side, side, device=model.device)
@@ -203,7 +203,8 @@ class Operations:
         for domain in stream.method.bank.domains:
             expert = published.expert(domain)
             if expert is not None:
-                ready.owners, ready.experts = [0], [expert]
+                ready.index, ready.experts = model.stack.rows([expert]), [expert]
+                ready.rows = model.stack.now
                 if not bool(ready.run()[0].logits.isfinite().all()):
                     raise StateError(f"Answers under domain {domain} would not be finite.")
 

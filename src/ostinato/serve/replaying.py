@@ -13,10 +13,9 @@ import numpy as np
 import torch
 
 from ostinato.errors import StateError
-from ostinato.methods._ostinato_parts import PRESETS, OstinatoConfig
 from ostinato.methods._ostinato_streams import StreamMethod
 from ostinato.ops.snapshot import State, load_state
-from ostinato.serve.loading import Served
+from ostinato.serve.loading import Served, method_config
 from ostinato.serve.settings import Settings
 from ostinato.serve.store import Store
 
@@ -82,8 +81,7 @@ def replay(
     steps = steps_to(lives, version)
     began = lives[split_version(version)[0]].began
     torch.set_num_threads(int(began["threads"]))  # sums depend on how they are split
-    given = {"precision": settings.precision, **settings.settings}
-    method = StreamMethod(served.model, OstinatoConfig.parse({**given, **PRESETS[row.preset]}))
+    method = StreamMethod(served.model, method_config(settings, row.preset))
     for kind, what in steps:
         if kind == "learn":
             path = store.place(row.id) / "inputs" / f"{what}.npy"

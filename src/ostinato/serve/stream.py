@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ostinato.methods._ostinato_streams import Published, StreamMethod
+from ostinato.methods._ostinato_streams import InUse, StreamMethod
 from ostinato.ops.snapshot import State
 from ostinato.serve.record import Record
 from ostinato.serve.sequences import Sequences
@@ -30,7 +30,7 @@ class Current:
     """What answers now: a published version and its name."""
 
     version: str
-    published: Published
+    published: InUse
 
 
 @dataclass
@@ -141,7 +141,10 @@ class Stream:
         """Let the state as it is now answer."""
         if self.method.model.device.type == "cuda":
             torch.cuda.current_stream().synchronize()  # others read what this thread computed
-        self.current = Current(self.version, Published(self.method.version))
+        self.current = Current(self.version, self._in_use())
+
+    def _in_use(self) -> InUse:
+        return InUse(self.method.version, self.method.model.ranks)
 
     @property
     def version(self) -> str:

@@ -1,0 +1,186 @@
+"""Answering from a published version: describe, route, one forward, all on the model's device."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from ostinato.domains.texture import Texture
+from ostinato.domains.verdict import FAR, Change
+from ostinato.experts.routed import Acting, Branch
+from ostinato.experts.stack import Layout
+from ostinato.methods._ostinato_capture import Answered, Captures
+from ostinato.methods._ostinato_learning import Differentiated, Learner
+from ostinato.methods._ostinato_parts import Domain, Version
+from ostinato.methods._ostinato_published import Placed, Publisher
+from ostinato.methods._ostinato_step import Started, StepCaptures
+from ostinato.methods.base import Input
+from ostinato.ops.colours import three_colours
+from ostinato.ops.features import pool_tokens
+from ostinato.ops.moments import map_rank
+from ostinato.ops.views import Viewed
+from ostinato.types import Decision, StepOutput
+
+
+class Answers(Learner):
+    """The part of the method that answers."""
+
+    describe: Texture
+    publisher: Publisher
+    captures: Captures
+    step_captures: StepCaptures
+
+    def _publisher(self) -> Publisher:
+        blocks = [(block.mean.numel(), block.prefix.shape[0]) for block in self.statistics.tokens]
+        layout = Layout(
+            tuple((width, map_rank(width), prefix) for width, prefix in blocks),
+            tuple((width, self.config.domain_rank) for _, width in self.hooks.widths),
+        )
+        own = next((p.dtype for p in self.model.parameters() if p.is_floating_point()), torch.float)
+        kind = torch.bfloat16 if self.config.precision == "bf16" else own
+        assert self.statistics.content is not None
+        return Publisher(layout, self.statistics.content, self.model.device, kind)
+
+    def _captures(self) -> Captures:
+        def forward(pixels: Tensor, placed: Placed, index: Tensor) -> Tensor:
+            return self._forward(Input(pixels), placed, index)
+
+        return Captures(self._described, forward)
+
+    def _step_captures(self) -> StepCaptures:
+        def work(
+            pixels: Tensor, now: Acting, groups: tuple[tuple[Branch, ...], ...]
+        ) -> Differentiated:
+            return self._differentiate(Input(pixels), now, groups)
+
+        return StepCaptures(work, partial(pool_tokens, class_token=self.hooks.prefix > 0))
+
+    def _gradients(self, batch: Input, domain: Domain) -> Differentiated:
+        """Captured where possible; the plain way otherwise."""
+        found = self._captured_gradients(batch, domain)
+        return super()._gradients(batch, domain) if found is None else found
+
+    def _captured_gradients(self, batch: Input, domain: Domain) -> Differentiated | None:
+        if domain.branches is None or batch.classes is not None or not self._may_capture():
+            return None
+        number = self.bank.number(domain)
+        known = self.version.experts.get(number)
+        if known is None or known.maps is not domain.maps or domain.share <= 0:
+            return None
+        placed = self.publisher.placed(self.version)
+        groups = (self.bank.shared, domain.branches)
+        row = placed.table[number]
+        return self.step_captures.gradients(batch.pixels, placed.rows, row, groups)
+
+    def _start_step(self, batch: Input, domain: Domain) -> Started | None:
+        """Send off the gradients of a batch that is expected to be a domain's."""
+        found = self._captured_gradients(batch, domain)
+        if found is None or domain.branches is None:
+            return None
+        groups = (self.bank.shared, domain.branches)
+        changes = (groups[0].changes, groups[1].changes)
+        return Started(domain, domain.maps, groups, changes, found)
+
+    def _to_host(self, described: Tensor) -> Callable[[], Tensor]:
+        """Send descriptors off to the host; what waits for them, and for nothing sent off later."""
+        if not described.is_cuda:
+            return lambda: described
+        host = torch.empty(described.shape, dtype=described.dtype, pin_memory=True)
+        host.copy_(described, non_blocking=True)
+        event = torch.cuda.Event()
+        event.record()
+
+        def arrived() -> Tensor:
+            event.synchronize()
+            return host
+
+        return arrived
+
+    def _described(self, pixels: Tensor) -> Tensor:
+        return self.describe(three_colours(pixels))
+
+    def _captured(self, batch: Input) -> Answered | None:
+        """A captured answer on its way; None where the plain way is to be gone."""
+        if not self._may_capture():
+            return None
+        return self.captures.answer(batch.pixels, self.publisher.placed(self.version))
+
+    def _may_capture(self) -> bool:
+        gpu = self.model.device.type == "cuda"
+        # Input that came normalised goes to the model as it came, in a tensor of its own.
+        plain = self.config.compile is False or self.model.normalize == "input"
+        return gpu and not plain and not any(isinstance(m, Viewed) for m in self.model.modules())
+
+    def _respond(self, batch: Input) -> tuple[StepOutput, Tensor]:
+        """An answer, and the batch's descriptors."""
+        answered = self._captured(batch)
+        if answered is None:
+            described = self._described(batch.pixels)
+            return self._answer(batch, described), described
+        owners = answered.routed.owners.tolist()
+        return self._captured_output(batch, answered, owners, None), answered.described
+
+    def _captured_output(
+        self, batch: Input, answered: Answered, owners: Sequence[int], change: Change | None
+    ) -> StepOutput:
+        logits = answered.logits
+        if batch.classes is not None:
+            logits = logits.index_select(1, batch.classes)
+        distance = answered.routed.distance
+        return self._output(logits, self.version, owners, distance, change)
+
+    def _still_holds(self, answered: Answered, owners: Sequence[int]) -> bool:
+        """Whether an answer sent off before a batch was taken in is what it would be after it."""
+        before, now = answered.placed.version, self.version
+        same = all(
+            before.experts.get(domain) is now.experts.get(domain)
+            and before.shares.get(domain) == now.shares.get(domain)
+            for domain in set(owners)
+        )
+        shared = before.shared is now.shared or not (before.shared or now.shared)
+        return same and shared and answered.routed.owners.tolist() == list(owners)
+
+    def _answer(self, batch: Input, described: Tensor, change: Change | None = None) -> StepOutput:
+        """Answer a batch; what was decided comes to the host once the forward is on its way."""
+        placed = self.publisher.placed(self.version)
+        with torch.no_grad():
+            routed = placed.routes(described)
+            index = routed.rows if change is None else placed.index(change.owners)
+            logits = self._forward(batch, placed, index)
+        owners = routed.owners.tolist() if change is None else change.owners
+        return self._output(logits, placed.version, owners, routed.distance, change)
+
+    def _forward(self, batch: Input, placed: Placed, index: Tensor) -> Tensor:
+        with torch.no_grad(), self.autocast(), self.hooks.open(placed.open(index)):
+            return self.logits(batch)
+
+    def _output(
+        self,
+        logits: Tensor,
+        version: Version,
+        owners: Sequence[int],
+        distance: Tensor,
+        change: Change | None,
+    ) -> StepOutput:
+        founded = set(change.founded) if change is not None else set()
+        usual = Counter(owners).most_common(1)[0][0]
+        decision = Decision(
+            domain=usual,
+            is_new=usual in founded,
+            distance=float(distance.mean()),
+            threshold=FAR,
+            evidence=len(owners),
+            per_sample=tuple(owners),
+        )
+        return StepOutput(
+            logits=logits.detach().float(),
+            decision=decision,
+            used=len(owners),
+            events=() if change is None else tuple(self.events),
+            version=version.number,
+            trust=tuple(version.shares.get(owner, 0.0) for owner in owners),
+        )

@@ -1,0 +1,192 @@
+"""Whole answers as CUDA graphs: a GPU then waits for no launch, and the host is free meanwhile.
+
+What changes from batch to batch and from version to version lies in tensors of fixed place and
+size, so that switching, founding, learning and retiring domains need no new capture. Only growth
+does (of the stack, or of routing's rows; both double), and another batch size.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter, OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ostinato.domains.routes import Routed, Routes
+from ostinato.experts.routed import Branch
+from ostinato.methods._ostinato_parts import Version
+from ostinato.methods._ostinato_published import Placed
+
+KEPT = 4
+"""Batch sizes whose captures are kept."""
+SEEN = 2
+"""Batches of a size that are answered without a capture first."""
+
+Replay = Callable[[], Any]
+
+
+@dataclass(frozen=True)
+class Answered:
+    """One captured answer, on its way; tensors are the caller's own.
+
+    Attributes:
+        placed: the version that answers.
+        logits: of the batch.
+        routed: what was decided.
+        described: descriptors, on the device.
+        arrived: waits until the descriptors are on the host, not for the forward; gives them.
+    """
+
+    placed: Placed
+    logits: Tensor
+    routed: Routed
+    described: Tensor
+    arrived: Callable[[], Tensor]
+
+
+def record(work: Callable[[], Any], pool: Any) -> tuple[Any, Replay]:
+    """Capture work on a GPU: its results, in tensors that every replay fills anew.
+
+    A first run, aside, sets up what libraries make once and a capture must not.
+    """
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        work()
+    torch.cuda.current_stream().wait_stream(side)
+    made = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(made, pool=pool, capture_error_mode="thread_local"):
+        result = work()
+    return result, made.replay
+
+
+class Capture:
+    """One batch size's answer.
+
+    Args:
+        describe: gives descriptors of pixels.
+        forward: gives logits of pixels, with the rows of a placed version.
+        pixels: a batch of the size.
+        placed: a version; others that fit can be loaded later.
+        pool: memory shared with other captures.
+    """
+
+    def __init__(
+        self,
+        describe: Callable[[Tensor], Tensor],
+        forward: Callable[[Tensor, Placed, Tensor], Tensor],
+        pixels: Tensor,
+        placed: Placed,
+        pool: Any,
+    ) -> None:
+        self.pixels = pixels.clone(memory_format=torch.contiguous_format)
+        known = placed.routes
+        routes = Routes(known.facts.clone(), known.content)
+        shared = tuple(Branch(one.down.clone(), one.up.clone()) for one in placed.shared)
+        # Neither version is held on to, so that the rows of experts that are gone become free.
+        bare = Version(0, placed.version.view)
+        self.placed = replace(placed, version=bare, routes=routes, shared=shared)
+        self._loaded = (placed.routes, placed.shared)
+        self.described, self._describe = record(lambda: describe(self.pixels), pool)
+
+        def answer() -> tuple[Routed, Tensor]:
+            routed = self.placed.routes(self.described)
+            return routed, forward(self.pixels, self.placed, routed.rows)
+
+        (self.routed, self.logits), self._answer = record(answer, pool)
+        self.host = torch.empty(
+            self.described.shape, dtype=self.described.dtype, pin_memory=pixels.is_cuda
+        )
+
+    def __call__(self, pixels: Tensor, placed: Placed) -> Answered:
+        """Send a batch on its way."""
+        self._load(placed)
+        self.pixels.copy_(pixels)
+        self._describe()
+        self.host.copy_(self.described, non_blocking=True)
+        event = None
+        if self.host.is_pinned():
+            event = torch.cuda.Event()
+            event.record()
+        self._answer()
+        described = self.described.clone()
+        routed = Routed(
+            self.routed.owners.clone(), self.routed.rows.clone(), self.routed.distance.clone()
+        )
+
+        def arrived() -> Tensor:
+            if event is not None:
+                event.synchronize()
+            return self.host.clone()
+
+        return Answered(placed, self.logits.clone(), routed, described, arrived)
+
+    def _load(self, placed: Placed) -> None:
+        routes, shared = self._loaded
+        if placed.routes is not routes:
+            self.placed.routes.facts.copy_(placed.routes.facts)
+        if placed.shared is not shared:
+            for own, other in zip(self.placed.shared, placed.shared, strict=True):
+                own.down.copy_(other.down)
+                own.up.copy_(other.up)
+        self._loaded = (placed.routes, placed.shared)
+
+
+class Captures:
+    """The captures of a method, by batch size.
+
+    Args:
+        describe: gives descriptors of pixels.
+        forward: gives logits of pixels, with the rows of a placed version.
+
+    Attributes:
+        made: how many captures there were so far.
+    """
+
+    def __init__(
+        self,
+        describe: Callable[[Tensor], Tensor],
+        forward: Callable[[Tensor, Placed, Tensor], Tensor],
+    ) -> None:
+        self._describe, self._forward = describe, forward
+        self._kept: OrderedDict[Any, Capture] = OrderedDict()
+        self._seen: Counter[tuple[int, ...]] = Counter()
+        self._lock = threading.Lock()
+        self._pool: Any = None
+        self.made = 0
+        self.refused: str | None = None
+
+    def answer(self, pixels: Tensor, placed: Placed) -> Answered | None:
+        """The answer to a batch whose size has come before; None where it is not captured."""
+        if self.refused is not None:
+            return None
+        with self._lock, torch.inference_mode(False), torch.no_grad():
+            self._seen[tuple(pixels.shape)] += 1
+            if self._seen[tuple(pixels.shape)] <= SEEN:
+                return None
+            parts = (bool(placed.shared), placed.maps, placed.branches)
+            key = (tuple(pixels.shape), id(placed.rows), placed.routes.room, parts)
+            capture = self._kept.get(key)
+            if capture is None:
+                capture = self._make(pixels, placed)
+                if capture is None:
+                    return None
+                self._kept[key] = capture
+                while len(self._kept) > KEPT:
+                    self._kept.popitem(last=False)
+            self._kept.move_to_end(key)
+            return capture(pixels, placed)
+
+    def _make(self, pixels: Tensor, placed: Placed) -> Capture | None:
+        if self._pool is None and pixels.is_cuda:
+            self._pool = torch.cuda.graph_pool_handle()
+        self.made += 1
+        try:
+            return Capture(self._describe, self._forward, pixels, placed, self._pool)
+        except RuntimeError as error:  # a model that asks the host for numbers cannot be captured
+            self.refused = str(error)
+            return None

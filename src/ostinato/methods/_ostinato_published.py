@@ -1,0 +1,117 @@
+"""Published versions on the model's device: experts as rows of a stack, routing beside them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ostinato.domains.routes import Routes, packed
+from ostinato.domains.verdict import SOURCE
+from ostinato.experts.routed import Branch, Expert
+from ostinato.experts.stack import Layout, Rows, Stack, StackPass
+from ostinato.methods._ostinato_parts import Version
+from ostinato.ops.whitening import Content
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A version, ready to answer.
+
+    Attributes:
+        version: the version.
+        routes: its routing on the device.
+        rows: the stack's rows.
+        table: by domain, the row of its expert; those the source answers for are left out.
+        shared: the learned branches that domains share, in the stack's precision.
+        maps: whether any expert has maps.
+        branches: whether any has learned branches.
+    """
+
+    version: Version
+    routes: Routes
+    rows: Rows
+    table: dict[int, int]
+    shared: tuple[Branch, ...]
+    maps: bool
+    branches: bool
+
+    def open(self, index: Tensor) -> StackPass:
+        """A pass that lets every image go by its row; a CPU looks whether all have the same."""
+        single = None
+        if index.device.type == "cpu" and bool((index == index[0]).all()):
+            single = int(index[0])
+        shared = self.shared if self.table else ()
+        return StackPass(
+            index, self.rows, shared, single=single, maps=self.maps, branches=self.branches
+        )
+
+    def index(self, owners: Sequence[int]) -> Tensor:
+        """The rows of images whose domains the host knows."""
+        rows = [self.table.get(owner, SOURCE) for owner in owners]
+        return torch.tensor(rows).to(self.rows.matrices.device, non_blocking=True)
+
+
+class Publisher:
+    """Puts versions on the device, each once.
+
+    Args:
+        layout: what an expert takes.
+        content: what clean descriptors are like.
+        device: where the model is.
+        kind: precision of its products.
+    """
+
+    def __init__(
+        self, layout: Layout, content: Content, device: torch.device, kind: torch.dtype
+    ) -> None:
+        self._given = (layout, content, device, kind)
+        self.stack = Stack(layout, device, kind)
+        self.device, self.content = device, content.to(device)
+        self._lock = threading.Lock()
+        self._latest: Placed | None = None
+
+    def __getstate__(self) -> Any:
+        return self._given  # rows belong to the experts of one process; a copy makes its own
+
+    def __setstate__(self, state: Any) -> None:
+        self.__init__(*state)  # type: ignore[misc]
+
+    def placed(self, version: Version) -> Placed:
+        """The version on the device."""
+        latest = self._latest
+        if latest is not None and latest.version is version:
+            return latest
+        with self._lock, torch.inference_mode(False), torch.no_grad():
+            self._latest = placed = self._place(version)
+        return placed
+
+    def _shared_of(self, version: Version, kind: torch.dtype) -> tuple[Branch, ...]:
+        latest = self._latest
+        if latest is not None and latest.version.shared is version.shared:
+            return latest.shared
+        return tuple(Branch(one.down.to(kind), one.up.to(kind)) for one in version.shared)
+
+    def _place(self, version: Version) -> Placed:
+        acting: dict[int, Expert] = {
+            number: expert
+            for number, expert in version.experts.items()
+            if version.shares.get(number, 0.0) > 0
+        }
+        table = dict(zip(acting, self.stack.rows(list(acting.values())), strict=True))
+        facts = packed(version.view, [table.get(number, SOURCE) for number in version.view.ids])
+        routes = Routes(facts.to(self.device), self.content)
+        kind = self.stack.now.matrices.dtype
+        return Placed(
+            version,
+            routes,
+            self.stack.now,
+            table,
+            self._shared_of(version, kind),
+            any(expert.maps for expert in acting.values()),
+            any(expert.branches for expert in acting.values()),
+        )

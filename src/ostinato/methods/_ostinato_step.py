@@ -1,0 +1,197 @@
+"""Forward, loss and gradients of one update as a CUDA graph, for domains that come and go."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ostinato.experts.flat import FlatBranches
+from ostinato.experts.routed import SCALE, Acting, Branch
+from ostinato.experts.stack import Rows
+from ostinato.methods import _ostinato_capture as capture
+from ostinato.methods._ostinato_learning import Differentiated
+from ostinato.methods._ostinato_parts import Domain
+from ostinato.ops.moments import BlockMap, moved
+
+Work = Callable[[Tensor, Acting, tuple[tuple[Branch, ...], ...]], Differentiated]
+
+
+@dataclass(frozen=True)
+class Started:
+    """Gradients on their way, for a domain as it was then.
+
+    Attributes:
+        domain: whose.
+        maps: its maps.
+        groups: the branches that were differentiated by.
+        changes: how often they had changed.
+        found: logits, loss and gradients.
+    """
+
+    domain: Domain
+    maps: tuple[BlockMap, ...]
+    groups: tuple[FlatBranches, FlatBranches]
+    changes: tuple[int, int]
+    found: Differentiated
+
+    def holds(self, domain: Domain, shared: FlatBranches) -> bool:
+        """Whether they are what would be found now."""
+        now = (shared, domain.branches)
+        same = domain is self.domain and domain.maps is self.maps
+        return same and all(
+            one is other and one.changes == count
+            for one, other, count in zip(self.groups, now, self.changes, strict=True)
+        )
+
+
+class LearningPass:
+    """One domain's maps from its row of a stack, and branches to differentiate by.
+
+    Args:
+        row: (1,) the row, where a later one may be written.
+        rows: the stack's.
+        shared: the shared branches.
+        own: the domain's.
+        keep: gives what of a block's tokens `features` is to collect.
+    """
+
+    idle = False
+
+    def __init__(
+        self,
+        row: Tensor,
+        rows: Rows,
+        shared: tuple[Branch, ...],
+        own: tuple[Branch, ...],
+        keep: Callable[[Tensor], Tensor] | None,
+    ) -> None:
+        self.row, self.rows, self.shared, self.own = row, rows, shared, own
+        self.keep, self.features = keep, list[Tensor]()
+
+    def _pick(self, part: Tensor, kind: torch.dtype) -> Tensor:
+        return part.index_select(0, self.row)[0].to(kind)
+
+    def block(self, number: int, tokens: Tensor) -> Tensor:
+        """Tokens after a block, moved by the domain's map."""
+        down, up, factor, shift, prefix = self.rows.block(number)
+        kind = tokens.dtype
+        half = torch.is_autocast_enabled(tokens.device.type)
+        product = down.dtype if half else kind
+        return moved(
+            tokens,
+            self._pick(factor, kind),
+            self._pick(down, product),
+            factor[:0] if up is None else self._pick(up, product),
+            self._pick(shift, kind),
+            self._pick(prefix, kind),
+        )
+
+    def branch(self, number: int, z: Tensor) -> Tensor:
+        """What both branches add."""
+        one, two = self.shared[number], self.own[number]
+        both = Branch(torch.cat([one.down, two.down], 1), torch.cat([one.up, two.up], 0))
+        return SCALE * both(z)
+
+
+class StepCapture:
+    """The gradients of one batch size, captured.
+
+    Args:
+        work: differentiates, given pixels, a pass and the branches.
+        groups: the shared branches and a domain's; others of their size can be loaded.
+        pixels: a batch of the size.
+        rows: the stack's.
+        row: the domain's.
+        keep: what of a block's tokens the loss needs.
+        pool: memory shared with other captures.
+    """
+
+    def __init__(
+        self,
+        work: Work,
+        groups: tuple[FlatBranches, FlatBranches],
+        pixels: Tensor,
+        rows: Rows,
+        row: int,
+        keep: Callable[[Tensor], Tensor],
+        pool: Any,
+    ) -> None:
+        self.pixels = pixels.clone(memory_format=torch.contiguous_format)
+        self.values = [group.value.clone() for group in groups]
+        self.row = torch.tensor([row], device=pixels.device)
+        shared, own = (
+            group.leaves(value) for group, value in zip(groups, self.values, strict=True)
+        )
+
+        def differentiate() -> Differentiated:
+            now = LearningPass(self.row, rows, shared, own, keep)
+            return work(self.pixels, now, (shared, own))
+
+        self.found, self._replay = capture.record(differentiate, pool)
+
+    def __call__(
+        self, pixels: Tensor, row: int, groups: tuple[FlatBranches, FlatBranches]
+    ) -> Differentiated:
+        """The gradients of a batch; they are valid until the next one."""
+        self.pixels.copy_(pixels)
+        self.row.fill_(row)
+        for value, group in zip(self.values, groups, strict=True):
+            value.copy_(group.value)
+        self._replay()
+        logits, loss, grads = self.found
+        return logits.clone(), None if loss is None else loss.clone(), grads
+
+
+class StepCaptures:
+    """The captured gradients of a method, by batch size.
+
+    Args:
+        work: differentiates, given pixels, a pass and the branches.
+        keep: what of a block's tokens the loss needs.
+    """
+
+    def __init__(self, work: Work, keep: Callable[[Tensor], Tensor]) -> None:
+        self._work, self._keep = work, keep
+        self._kept: dict[tuple[int, ...], tuple[Rows, StepCapture]] = {}
+        self._seen: Counter[tuple[int, ...]] = Counter()
+        self._lock = threading.Lock()
+        self._pool: Any = None
+        self.made = 0
+        self.refused: str | None = None
+
+    def gradients(
+        self, pixels: Tensor, rows: Rows, row: int, groups: tuple[FlatBranches, FlatBranches]
+    ) -> Differentiated | None:
+        """Gradients of a batch whose size has come before; None where it is not captured."""
+        size = tuple(pixels.shape)
+        with self._lock:
+            self._seen[size] += 1
+            if self.refused is not None or self._seen[size] <= capture.SEEN:
+                return None
+            known = self._kept.get(size)
+            if known is None or known[0] is not rows:
+                made = self._make(pixels, rows, row, groups)
+                if made is None:
+                    return None
+                known = self._kept[size] = (rows, made)
+                while len(self._kept) > capture.KEPT:
+                    self._kept.pop(next(iter(self._kept)))
+            return known[1](pixels, row, groups)
+
+    def _make(
+        self, pixels: Tensor, rows: Rows, row: int, groups: tuple[FlatBranches, FlatBranches]
+    ) -> StepCapture | None:
+        if self._pool is None and pixels.is_cuda:
+            self._pool = torch.cuda.graph_pool_handle()
+        self.made += 1
+        try:
+            return StepCapture(self._work, groups, pixels, rows, row, self._keep, self._pool)
+        except RuntimeError as error:  # a model that asks the host for numbers cannot be captured
+            self.refused = str(error)
+            return None

@@ -1,0 +1,84 @@
+"""Inverse square roots of covariances by products alone, for devices that are slow at eigenvalues.
+
+Polynomials p(t) ≈ t^-½ are composed, each the best of its degree on the interval that the one
+before has left: then √t · p(t) comes near one within a few products, whatever the spread of the
+eigenvalues was.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+Quadratic = tuple[float, float, float]
+CLOSE = 1e-7
+
+
+def best_quadratic(low: float, high: float) -> tuple[Quadratic, float]:
+    """(a, b, c) with the least largest |1 − x (a + b x² + c x⁴)| on [low, high], and that error.
+
+    The exchange algorithm of Remez: the error of the best one has four equal, alternating peaks.
+
+    >>> (a, b, c), error = best_quadratic(0.5, 1.0)
+    >>> error < 0.025, abs(1 - 0.7 * (a + b * 0.7**2 + c * 0.7**4)) <= error + 1e-12
+    (True, True)
+    """
+    points = [low, low + 0.3 * (high - low), low + 0.75 * (high - low), high]
+    for _ in range(50):
+        rows = [[x, x**3, x**5, (-1.0) ** k] for k, x in enumerate(points)]
+        system = torch.tensor(rows, dtype=torch.double)
+        a, b, c, error = torch.linalg.solve(system, torch.ones(4, dtype=torch.double)).tolist()
+        root = math.sqrt(max(9 * b * b - 20 * a * c, 0.0))
+        inner = sorted(((-3 * b - root) / (10 * c), (-3 * b + root) / (10 * c)))
+        moved = [low, math.sqrt(max(inner[0], 0.0)), math.sqrt(max(inner[1], 0.0)), high]
+        if max(abs(x - y) for x, y in zip(points, moved, strict=True)) < 1e-13 * high:
+            break
+        points = moved
+    return (a, b, c), abs(error)
+
+
+@lru_cache(maxsize=32)
+def quadratics(least: float) -> tuple[Quadratic, ...]:
+    """The polynomials that take [least, 1] near one, in the order they are applied.
+
+    >>> len(quadratics(1e-4)) <= 8
+    True
+    """
+    low, high = math.sqrt(least), 1.0
+    found = []
+    while True:
+        one, error = best_quadratic(low, high)
+        found.append(one)
+        if error < CLOSE:
+            return tuple(found)
+        low, high = 1 - error, 1 + error
+
+
+def inverse_root(matrix: Tensor, least: float) -> Tensor:
+    """The power −½ of symmetric matrices (..., D, D) whose eigenvalues are all positive.
+
+    Args:
+        matrix: one or several of them.
+        least: no eigenvalue is below this share of the Frobenius norm.
+
+    >>> found = inverse_root(torch.diag(torch.tensor([4.0, 0.01])), least=1e-3)
+    >>> [round(float(v), 3) for v in found.diagonal()]
+    [0.5, 10.0]
+    """
+    size = torch.linalg.matrix_norm(matrix, keepdim=True)
+    eye = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
+    forward = matrix / size
+    back = eye
+    steps = quadratics(least)
+    for place, (a, b, c) in enumerate(steps):
+        both = forward if place == 0 else back @ forward
+        both = 0.5 * (both + both.mT)
+        factor = a * eye + b * both + c * (both @ both)
+        back = factor @ back if place else factor
+        if place + 1 < len(steps):
+            forward = forward @ factor
+    result: Tensor = 0.5 * (back + back.mT) / size.sqrt()
+    return result
