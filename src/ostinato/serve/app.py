@@ -40,8 +40,12 @@ def operations_of(request: Request) -> Operations:
 def roles_of(request: Request) -> frozenset[Role]:
     """What the caller may do."""
     keys: Keys = request.app.state.keys
-    kind, _, key = request.headers.get("authorization", "").partition(" ")
-    return keys.roles(key.strip() if kind.lower() == "bearer" else None)[1]
+    return keys.roles(_key(request.headers.get("authorization", "")))[1]
+
+
+def _key(header: str) -> str | None:
+    kind, _, key = header.partition(" ")
+    return key.strip() if kind.lower() == "bearer" else None
 
 
 def needs(role: Role) -> Any:
@@ -92,7 +96,8 @@ def make_app(fleet: Fleet, opened: Callable[[], None] | None = None) -> FastAPI:
         openapi_url=None,
         redirect_slashes=False,
     )
-    app.state.fleet, app.state.keys = fleet, Keys(fleet.store)
+    keys = Keys(fleet.store)
+    app.state.fleet, app.state.keys = fleet, keys
     for module in (routes_predict, routes_operate, routes_read, routes_page):
         app.include_router(module.router)
     add_handlers(app)
@@ -102,5 +107,9 @@ def make_app(fleet: Fleet, opened: Callable[[], None] | None = None) -> FastAPI:
         fleet.metrics.requests.labels(route, str(status)).inc()
         fleet.metrics.latency.labels(route).observe(seconds)
 
-    app.add_middleware(Guard, settings=fleet.settings, counted=counted)
+    def known(header: str) -> str | None:
+        name, _ = keys.roles(_key(header))
+        return f"key {name}" if name else None
+
+    app.add_middleware(Guard, settings=fleet.settings, counted=counted, known=known)
     return app

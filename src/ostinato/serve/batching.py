@@ -19,6 +19,7 @@ from torch import Tensor
 
 from ostinato.errors import InputError, OstinatoError
 from ostinato.methods._ostinato_streams import Answer, Prepared, Question, SharedModel, prepare
+from ostinato.serve.lanes import entered, make_lane
 from ostinato.serve.stream import Current, Stream
 
 
@@ -89,6 +90,7 @@ class Batcher:
         self.pace = 0.01  # seconds an image takes, as far as is known
         # While a GPU computes one forward, the next one is routed on the CPU.
         pipelined = model.device.type == "cuda"
+        self._lane = make_lane(model.device, first=True)
         self._second = ThreadPoolExecutor(1, "ostinato-forward") if pipelined else None
         self._ahead = threading.Semaphore(2)
         self._thread = threading.Thread(target=self._work, name="ostinato-answers", daemon=True)
@@ -132,7 +134,8 @@ class Batcher:
                 self._answer(jobs)
                 continue
             self._ahead.acquire()
-            prepared = self._routed(jobs)
+            with entered(self._lane):
+                prepared = self._routed(jobs)
             self._second.submit(self._run_ahead, jobs, prepared)
 
     def _gather(self) -> list[Job]:
@@ -190,18 +193,16 @@ class Batcher:
             return None  # the second thread finds out which of them it was
 
     def _run_ahead(self, jobs: list[Job], ready: tuple[Prepared, list[Current]] | None) -> None:
-        try:
+        with entered(self._lane):
+            try:
+                if ready is not None:
+                    self._finish(jobs, *ready)
+                    self._active -= 1
+            except Exception:
+                ready = None
             if ready is None:
                 self._answer(jobs)
-                return
-            try:
-                self._finish(jobs, *ready)
-            except Exception:
-                self._answer(jobs)
-            else:
-                self._active -= 1
-        finally:
-            self._ahead.release()
+        self._ahead.release()
 
     def _prepare(self, jobs: Sequence[Job]) -> tuple[Prepared, list[Current]]:
         currents = [job.stream.current for job in jobs]

@@ -80,6 +80,7 @@ class Fleet:
             failed=self._failed,
             tick=self._tick,
             threads=self.threads,
+            device=served.model.device,
         )
         self.streams: dict[str, Stream] = {}
         self.ready = self.leaving = False
@@ -94,6 +95,7 @@ class Fleet:
         self.store.take()
         torch.set_num_threads(self.threads)
         self.writer.start()
+        self.store.remove_orphans()
         for row in self.store.streams():
             self.streams[row.name] = self._restore(row)
         for name, options in self.settings.streams.items():
@@ -156,7 +158,7 @@ class Fleet:
         return stream
 
     def remove(self, name: str) -> None:
-        """Forget a stream with everything of it."""
+        """Forget a stream with everything of it; between two updates."""
         stream = self.get(name)
         with self._lock:
             self.store.remove_stream(stream.id)

@@ -75,12 +75,17 @@ class Guard:
         app: what comes next.
         settings: of the server.
         counted: told the status of every request, with its path and how long it took.
+        known: the name of whose key a header shows; None where it is none of ours.
     """
 
     def __init__(
-        self, app: Any, settings: Settings, counted: Callable[[Any, int, float], None]
+        self,
+        app: Any,
+        settings: Settings,
+        counted: Callable[[Any, int, float], None],
+        known: Callable[[str], str | None],
     ) -> None:
-        self.app, self.settings, self.counted = app, settings, counted
+        self.app, self.settings, self.counted, self.known = app, settings, counted, known
         self.buckets = Buckets(settings.limits.rate)
         self.names = {*LOCAL, settings.host, *settings.names}
 
@@ -118,8 +123,8 @@ class Guard:
                 return 421, f"This server is not {host[:100]!r}.", 0.0
         if scope["method"] not in SAFE and not _same_site(headers, host):
             return 403, "Requests from other sites' pages change nothing here.", 0.0
-        caller = headers.get(b"authorization") or (scope.get("client") or ("?",))[0]
-        wait = self.buckets.take(str(caller))
+        caller = self.known(headers.get(b"authorization", ""))
+        wait = self.buckets.take(caller or str((scope.get("client") or ("?",))[0]))
         if wait:
             return 429, "Too many requests: slow down.", wait
         length = headers.get(b"content-length", "0")

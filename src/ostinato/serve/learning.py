@@ -15,6 +15,7 @@ from typing import TypeVar
 
 import torch
 
+from ostinato.serve.lanes import entered, make_lane
 from ostinato.serve.stream import Entry, Stream
 
 T = TypeVar("T")
@@ -32,6 +33,7 @@ class Learner:
         failed: called where learning raised; the stream's state may be half changed.
         tick: called now and then.
         threads: of its forwards.
+        device: of the model.
     """
 
     def __init__(
@@ -43,6 +45,7 @@ class Learner:
         failed: Callable[[Stream, Exception], None],
         tick: Callable[[], None],
         threads: int,
+        device: torch.device,
     ) -> None:
         self.share, self.busy, self.threads = share, busy, threads
         self._learned, self._failed, self._tick = learned, failed, tick
@@ -51,6 +54,7 @@ class Learner:
         self._ready = threading.Condition()
         self._stopping = False
         self.seconds = 0.0
+        self.lane = make_lane(device, first=False)
         self._thread = threading.Thread(target=self._work, name="ostinato-learner", daemon=True)
 
     def start(self) -> None:
@@ -85,6 +89,10 @@ class Learner:
 
     def _work(self) -> None:
         torch.set_num_threads(self.threads)
+        with entered(self.lane):
+            self._go()
+
+    def _go(self) -> None:
         ticked = time.monotonic()
         while True:
             with self._ready:

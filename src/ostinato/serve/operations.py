@@ -15,7 +15,8 @@ from typing import TypeVar
 import torch
 
 from ostinato.errors import StateError
-from ostinato.methods._ostinato_streams import InUse, Question, prepare
+from ostinato.experts.routed import Pass
+from ostinato.methods._ostinato_streams import joined
 from ostinato.ops.snapshot import State, load_state, save_state
 from ostinato.serve import domains
 from ostinato.serve.fleet import Fleet
@@ -120,6 +121,10 @@ class Operations:
 
         self._do(work)
 
+    def remove(self, name: str) -> None:
+        """Forget a stream with everything of it."""
+        self._do(lambda: self.fleet.remove(name))
+
     def copy(self, stream: Stream, source: Stream) -> None:
         """Start a stream from another one's domains; from then on each goes its own way."""
         if stream.preset != source.preset:
@@ -195,17 +200,13 @@ class Operations:
 
     def _try_out(self, stream: Stream) -> None:
         """Numbers of the wrong shape would harm whoever shares a forward: try every expert."""
-        published = InUse(stream.method.version, self.fleet.served.model.ranks)
+        model, version = self.fleet.served.model, stream.method.version
         side = self.fleet.served.fit.side or 64
-        model = self.fleet.served.model
         pixels = torch.zeros(1, 3, side, side, device=model.device)
-        ready = prepare(model, [Question(published, pixels)])
-        for domain in stream.method.bank.domains:
-            expert = published.expert(domain)
-            if expert is not None:
-                ready.index, ready.experts = model.stack.rows([expert]), [expert]
-                ready.rows = model.stack.now
-                if not bool(ready.run()[0].logits.isfinite().all()):
+        for domain, expert in version.experts.items():
+            now = Pass([0], [joined(expert, version.shared, model.ranks)])
+            with torch.no_grad(), model.hooks.open(now):
+                if not bool(model(pixels).isfinite().all()):
                     raise StateError(f"Answers under domain {domain} would not be finite.")
 
     def _incoming(self) -> Path:

@@ -44,9 +44,9 @@ def declare(fleet: Fleeted, operations: Operated, given: StreamRequest) -> Strea
 
 
 @router.delete("/streams/{name}", status_code=204)
-def remove(fleet: Fleeted, name: str) -> Response:
+def remove(operations: Operated, name: str) -> Response:
     """Forget a stream with its states, answers and events."""
-    fleet.remove(name)
+    operations.remove(name)
     return Response(status_code=204)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sqlite3
 import threading
 import time
@@ -27,7 +28,7 @@ except ImportError:  # Windows, where nobody takes the folder twice by accident
 DATABASE = "index.db"
 TABLES = """
 CREATE TABLE IF NOT EXISTS streams(
-    id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, preset TEXT NOT NULL,
+    id INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT NOT NULL UNIQUE, preset TEXT NOT NULL,
     frozen INTEGER NOT NULL, created REAL NOT NULL);
 CREATE TABLE IF NOT EXISTS snapshots(
     id INTEGER PRIMARY KEY AUTOINCREMENT, stream INTEGER NOT NULL, file TEXT NOT NULL, name TEXT,
@@ -190,6 +191,20 @@ class Store:
             for table in ("snapshots", "answers", "events"):
                 connection.execute(f"DELETE FROM {table} WHERE stream = ?", (stream,))
             connection.execute("DELETE FROM streams WHERE id = ?", (stream,))
+
+    def remove_orphans(self) -> None:
+        """Forget what was still written of streams after they were removed."""
+        known = {row.id for row in self.streams()}
+        with self.changing() as connection:
+            for table in ("snapshots", "answers", "events"):
+                connection.execute(
+                    f"DELETE FROM {table} WHERE stream IS NOT NULL "
+                    "AND stream NOT IN (SELECT id FROM streams)"
+                )
+        places = self.folder / "streams"
+        for place in places.iterdir() if places.is_dir() else ():
+            if place.name not in {str(one) for one in known}:
+                shutil.rmtree(place, ignore_errors=True)
 
     # Snapshots.
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ostinato.methods._ostinato_streams import InUse, StreamMethod
 from ostinato.ops.snapshot import State
+from ostinato.serve.lanes import settle
 from ostinato.serve.record import Record
 from ostinato.serve.sequences import Sequences
 from ostinato.serve.store import StreamRow
@@ -140,7 +141,7 @@ class Stream:
     def publish(self) -> None:
         """Let the state as it is now answer."""
         if self.method.model.device.type == "cuda":
-            torch.cuda.current_stream().synchronize()  # others read what this thread computed
+            settle(torch.cuda.current_stream())  # others read what this thread computed
         self.current = Current(self.version, self._in_use())
 
     def _in_use(self) -> InUse:
