@@ -97,7 +97,7 @@ class Answers(Learner):
     def _may_capture(self) -> bool:
         gpu = self.model.device.type == "cuda"
         # Input that came normalised goes to the model as it came, in a tensor of its own.
-        plain = self.config.compile is False or self.model.normalize == "input"
+        plain = not self.config.compile or self.model.normalize == "input"
         return gpu and not plain and not any(isinstance(m, Viewed) for m in self.model.modules())
 
     def _respond(self, batch: Input) -> tuple[StepOutput, Tensor]:

@@ -72,6 +72,7 @@ class Ostinato(Answers):
         differences="none: this is its release",
     )
     presets = PRESETS
+    example = {"micro": 8, "enough": 8}
     follows = True
 
     @classmethod
@@ -89,8 +90,7 @@ class Ostinato(Answers):
                 "or the model's blocks give no tokens. Collect them anew with "
                 "ostinato.collect_statistics(model, clean_images)."
             )
-        widths = [block.mean.numel() for block in statistics.tokens]
-        self.hooks = Hooks(self.model.base, self.targets, widths)
+        self.hooks = self.open_hooks()
         check_fits(statistics, self.hooks.blocks, self.fingerprint)
         self.statistics = statistics.to(self.model.device)
         self.describe = Texture()
@@ -109,6 +109,12 @@ class Ostinato(Answers):
         self.captures, self.step_captures = self._captures(), self._step_captures()
         self.queue: list[tuple[Tensor, Tensor, Tensor | None]] = []
         self.version = Version(0, self.router.view())
+
+    def open_hooks(self) -> Hooks:
+        """The places where experts act; streams that share a model share them."""
+        assert self.resources.statistics is not None
+        widths = [block.mean.numel() for block in self.resources.statistics.tokens]
+        return Hooks(self.model.base, self.targets, widths)
 
     def __getstate__(self) -> dict[str, Any]:
         left_out = ("captures", "step_captures")  # a copy makes its own

@@ -120,13 +120,14 @@ def power(matrix: Tensor, exponent: float) -> Tensor:
 def whitening(covariance: Tensor, least: Tensor) -> Tensor:
     """The power −½ of a domain's ridged covariance, in double precision.
 
-    A GPU is slow at eigenvalues and quick at products, so there it is made of products.
+    A GPU is slow at eigenvalues and quick at products, so there it is made of products. They are in
+    double precision too: models run in halves or in TF32, which is far too little here.
     """
     whole = ridged(covariance.double(), least)
     if not whole.is_cuda:
         return power(whole, -0.5)
-    with torch.autocast("cuda", enabled=False):  # half precision would be far too little here
-        return inverse_root(whole.float(), RIDGE / (2 * len(whole))).double()
+    with torch.autocast("cuda", enabled=False):
+        return inverse_root(whole, RIDGE / (2 * len(whole)))
 
 
 @dataclass(frozen=True)
