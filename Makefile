@@ -3,11 +3,12 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test test-slow docs lint format clean
+.PHONY: demo serve-demo test test-slow docs lint format clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo       set up, then adapt a model to a stream of returning domains"
+	@echo "make serve-demo a server with three simulated cameras, and its live page"
 	@echo "make test       set up, then every check (lint, types, imports, tests)"
 	@echo "make test-slow  the long runs on real images and weights"
 	@echo "make docs       the documentation site, in build/site"
@@ -21,6 +22,9 @@ $(READY): pyproject.toml
 
 demo: $(READY)
 	$(BIN)/ostinato demo
+
+serve-demo: $(READY)
+	$(BIN)/ostinato serve-demo
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -133,6 +133,11 @@ def test_every_page_is_in_the_table_of_contents() -> None:
     assert len(found) == len(set(found))
 
 
+def test_no_page_has_the_name_of_a_report_beside_it() -> None:
+    """`x.md` becomes x.html in the site: a report of that name is called x-report.html."""
+    assert [p.name for p in DOCS.rglob("*.html") if p.with_suffix(".md").exists()] == []
+
+
 @pytest.mark.slow
 def test_the_site_builds_and_asks_no_address(tmp_path: Path) -> None:
     pytest.importorskip("mkdocs")

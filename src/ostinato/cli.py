@@ -15,6 +15,16 @@ import tyro
 from ostinato.cli_bench import compare_command, run_command, search_command, table_command
 from ostinato.cli_data import data_check_command, data_fetch_command
 from ostinato.cli_methods import list_command, prepare_command
+from ostinato.cli_serve import (
+    keys_add_command,
+    keys_list_command,
+    keys_revoke_command,
+    replay_command,
+    serve_command,
+    streams_command,
+    verify_command,
+)
+from ostinato.cli_serve_demo import serve_demo_command
 from ostinato.cli_speed import speed_command
 from ostinato.cli_trial import trial_command
 from ostinato.cli_words import Named, Place
@@ -71,6 +81,14 @@ COMMANDS: dict[str, tuple[Callable[..., None], str]] = {
     "report": (report_command, "RUN...: one self-contained HTML page with every figure"),
     "data check": (data_check_command, "NAME: is a data set there and whole?"),
     "data fetch": (data_fetch_command, "NAME: download it, or say what only a person can do"),
+    "serve": (serve_command, "[CONFIG]: one model behind HTTP, a state for every camera"),
+    "serve-demo": (serve_demo_command, "a server on the embedded model with three cameras"),
+    "streams": (streams_command, "WHAT [NAME]: look at a server's streams, and change them"),
+    "replay": (replay_command, "FOLDER | VIDEO: feed images to a server's stream"),
+    "verify": (verify_command, "STREAM: make its states again from its event log, and compare"),
+    "keys add": (keys_add_command, "NAME: make an API key for a server"),
+    "keys list": (keys_list_command, "show a server's API keys"),
+    "keys revoke": (keys_revoke_command, "NAME: take an API key back"),
     "speed": (speed_command, "images per second and memory of a step, beside the forward alone"),
     "soak": (soak_command, "adapt for hours with reloads and kills; a page about what broke"),
 }

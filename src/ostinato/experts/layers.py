@@ -82,7 +82,7 @@ class DualBranch(nn.Module):
         self.training = base_layer.training
         where = next(base_layer.parameters(), torch.empty(0))
         self.shared = self._make(config.shared_rank, "shared", where) if config.shared else None
-        self.domains = nn.ModuleDict()
+        self.domains = nn.ModuleDict().train(self.training)
         self._add_fusion(where)
         self.register_buffer("spread", gate_spread(config).to(where.device), persistent=False)
         # Held in tuples: registered once in `domains`, and a change of domain is a change of
@@ -100,9 +100,11 @@ class DualBranch(nn.Module):
         dtype = torch.float64 if where.dtype == torch.float64 else torch.float32
         generator = seeded(self.seed, label, self.name)
         experts = self.config.experts
-        return Mixture(
+        made = Mixture(
             self.dim, rank, experts, generator=generator, device=where.device, dtype=dtype
         )
+        # In the layer's own mode: a model with a part that trains is not tried for sizes.
+        return made.train(self.training)
 
     def _add_fusion(self, where: Tensor) -> None:
         self.offset = self.gate = None

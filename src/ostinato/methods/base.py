@@ -52,6 +52,8 @@ class Method(Answering, Persistent, Moving, nn.Module):
     name: ClassVar[str] = ""
     rates: ClassVar[tuple[str, ...]] = ("lr",)
     """The settings that say how fast it learns online."""
+    example: ClassVar[Mapping[str, Any]] = {}
+    """Settings under which a few small batches teach it; the conformance suite uses them."""
     batch_statistics: ClassVar[bool] = True
     """Whether batch norms see the batch's own statistics where their parameters move, which is what
     the authors of methods that move them do; without, they keep the source's."""
@@ -72,7 +74,7 @@ class Method(Answering, Persistent, Moving, nn.Module):
         claim(model.base, self)
         self.model = model
         self._lock = threading.RLock()
-        self._frozen = self._detached = False
+        self._frozen, self._detached = 0, False
         self.building = True
         self._flags = Flags.freeze(model)
         self._tracked: dict[str, Stateful] = {}
@@ -235,11 +237,12 @@ class Method(Answering, Persistent, Moving, nn.Module):
             self.inspect(batch)
             self.events = []
             try:
-                self.last = self.advance(batch)
+                output = self.advance(batch)
             finally:
                 self.model.release()
-        self.last.seconds = time.perf_counter() - started
-        return self.last
+        output.seconds = time.perf_counter() - started
+        self.last = output
+        return output
 
     def advance(self, batch: Input) -> StepOutput:
         """Everything that follows a checked batch; wrappers call it on the method inside."""
@@ -285,15 +288,16 @@ class Method(Answering, Persistent, Moving, nn.Module):
 
     def detach(self) -> nn.Module:
         """Take the method out; returns the original module with its original weights."""
-        self._detached = True
-        self.release()
-        if self._norms is not None:
-            self._norms.remove()
-        choose_blocks(self.model.base, None)
-        disclaim(self.model.base, self)
-        if self.weights is not None:
-            self.weights.restore()
-        self._flags.restore()
+        with self._lock:  # whoever is at work ends it first
+            self._detached = True
+            self.release()
+            if self._norms is not None:
+                self._norms.remove()
+            choose_blocks(self.model.base, None)
+            disclaim(self.model.base, self)
+            if self.weights is not None:
+                self.weights.restore()
+            self._flags.restore()
         return self.model.base
 
     def summary(self) -> str:

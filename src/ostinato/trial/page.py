@@ -12,7 +12,7 @@ from ostinato.report.style import plotting
 from ostinato.trial.advice import Advice, Outcome, advise
 from ostinato.trial.carry_out import Results
 from ostinato.trial.figures import gain_by_domain, gain_by_traffic
-from ostinato.trial.plan import BATCH, ROBUST, SOURCE, Traffic
+from ostinato.trial.plan import BATCH, FORWARD, ROBUST, SOURCE, Traffic
 from ostinato.trial.setting import Request
 
 TEMPLATE = "page.html.j2"
@@ -74,7 +74,9 @@ def render(results: Results, traffic: Sequence[Traffic], facts: Facts) -> str:
     plotting()
     template = read_template("ostinato.trial", TEMPLATE)
     advice = advise(results.outcomes, ROBUST.title, results.extra, facts.word)
-    rows = list(dict.fromkeys(one.row for one in results.outcomes))
+    found = dict.fromkeys(one.row for one in results.outcomes)
+    first = [row.title for row in (SOURCE, ROBUST, FORWARD) if row.title in found]
+    rows = [*first, *(row for row in found if row not in first)]  # ours in view on a phone, too
     text: str = template.render(
         title=f"Trial of {facts.request.model}",
         style=page_style(),

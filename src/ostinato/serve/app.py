@@ -1,0 +1,115 @@
+"""The HTTP application around a fleet."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Annotated, Any
+
+from fastapi import Depends, FastAPI, HTTPException, Request, Security
+from fastapi.security import HTTPBearer
+
+from ostinato import __version__
+from ostinato.serve.errors import add_handlers
+from ostinato.serve.fleet import Fleet
+from ostinato.serve.guard import Guard
+from ostinato.serve.keys import Keys
+from ostinato.serve.operations import Operations
+from ostinato.serve.schema import Role
+
+DESCRIPTION = """One frozen model, and for every stream its own domains, experts, prior and trust.
+
+Send `Authorization: Bearer KEY` where the server asks for keys. Every key has roles: `predict`
+asks for answers, `read` looks at streams, `operate` changes them."""
+
+
+BEARER = HTTPBearer(auto_error=False, description="an API key of this server")
+
+
+def fleet_of(request: Request) -> Fleet:
+    """The fleet behind a request."""
+    fleet: Fleet = request.app.state.fleet
+    return fleet
+
+
+def operations_of(request: Request) -> Operations:
+    """Operators' work on it."""
+    return Operations(fleet_of(request))
+
+
+def roles_of(request: Request) -> frozenset[Role]:
+    """What the caller may do."""
+    keys: Keys = request.app.state.keys
+    return keys.roles(_key(request.headers.get("authorization", "")))[1]
+
+
+def _key(header: str) -> str | None:
+    kind, _, key = header.partition(" ")
+    return key.strip() if kind.lower() == "bearer" else None
+
+
+def needs(role: Role) -> Any:
+    """A dependency: only who has this role comes further."""
+
+    def check(request: Request, shown: Annotated[Any, Security(BEARER)]) -> None:
+        roles = roles_of(request)
+        if not roles:
+            raise HTTPException(
+                401, "A key of this server is needed.", {"www-authenticate": "Bearer"}
+            )
+        if role not in roles:
+            raise HTTPException(403, f"This needs a key with the role {role!r}.")
+
+    return Depends(check)
+
+
+Fleeted = Annotated[Fleet, Depends(fleet_of)]
+Operated = Annotated[Operations, Depends(operations_of)]
+
+
+def make_app(fleet: Fleet, opened: Callable[[], None] | None = None) -> FastAPI:
+    """The application; it starts the fleet with itself and stops it at its end.
+
+    Args:
+        fleet: not started yet.
+        opened: called once all streams are back.
+    """
+    from ostinato.serve import routes_operate, routes_page, routes_predict, routes_read
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        fleet.start()
+        if opened is not None:
+            opened()
+        try:
+            yield
+        finally:
+            fleet.stop()
+
+    app = FastAPI(
+        title="Ostinato",
+        version=__version__,
+        description=DESCRIPTION,
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+        redirect_slashes=False,
+    )
+    keys = Keys(fleet.store)
+    app.state.fleet, app.state.keys = fleet, keys
+    for module in (routes_predict, routes_operate, routes_read, routes_page):
+        app.include_router(module.router)
+    add_handlers(app)
+
+    def counted(scope: Any, status: int, seconds: float) -> None:
+        route = getattr(scope.get("route"), "path", "other")
+        fleet.metrics.requests.labels(route, str(status)).inc()
+        fleet.metrics.latency.labels(route).observe(seconds)
+
+    def known(header: str) -> str | None:
+        name, _ = keys.roles(_key(header))
+        return f"key {name}" if name else None
+
+    app.add_middleware(Guard, settings=fleet.settings, counted=counted, known=known)
+    return app

@@ -1,0 +1,314 @@
+"""All streams of a server, and the three threads that serve them.
+
+`Batcher` answers, `Learner` changes states, `Writer` writes; nobody else does any of it. A request
+reads a stream's published version and never waits for learning or for the disk.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import threading
+import time
+from concurrent.futures import Future
+from typing import Any
+
+import numpy as np
+import torch
+
+from ostinato.errors import OstinatoError, StateError, did_you_mean
+from ostinato.methods._ostinato_streams import Answer, StreamMethod
+from ostinato.ops.snapshot import State
+from ostinato.serve.answers import seen
+from ostinato.serve.batching import Batcher, Job
+from ostinato.serve.learning import Learner
+from ostinato.serve.loading import Served, method_config
+from ostinato.serve.metrics import Metrics
+from ostinato.serve.settings import Settings, check_name
+from ostinato.serve.snapshots import sweep, whole_states
+from ostinato.serve.store import SnapshotRow, Store, StreamRow
+from ostinato.serve.stream import Entry, Stream
+from ostinato.serve.writer import SnapshotJob, Writer
+
+AGAIN = 5.0
+"""Seconds after which a snapshot that failed is tried again."""
+
+
+class NoStream(OstinatoError):
+    """There is no such stream."""
+
+
+class TooMany(OstinatoError):
+    """There are as many streams as there may be."""
+
+
+class Fleet:
+    """Everything behind the HTTP interface.
+
+    Args:
+        settings: of the server.
+        served: the model.
+    """
+
+    def __init__(self, settings: Settings, served: Served) -> None:
+        self.settings, self.served = settings, served
+        self.threads = settings.threads or max(1, (os.cpu_count() or 2) // 2)
+        self.store = Store(settings.data)
+        self.metrics = Metrics(self)
+        self.writer = Writer(
+            self.store,
+            keep=settings.snapshots.keep,
+            events=settings.events,
+            answers=settings.answers,
+            log=settings.log,
+        )
+        batching = settings.batching
+        self.batcher = Batcher(
+            served.model,
+            images=batching.images,
+            wait=batching.wait_ms / 1000,
+            most=batching.waiting,
+            threads=self.threads,
+            answered=self._answered,
+            ran=self.metrics.ran,
+        )
+        self.learner = Learner(
+            share=settings.learning.share,
+            busy=self.batcher.busy,
+            learned=self._learned,
+            failed=self._failed,
+            tick=self._tick,
+            threads=self.threads,
+            device=served.model.device,
+        )
+        self.streams: dict[str, Stream] = {}
+        self.ready = self.leaving = False
+        self._starts: dict[str, State] = {}
+        self._lock = threading.RLock()
+        self._retry: dict[int, float] = {}
+
+    # Beginning and end.
+
+    def start(self) -> None:
+        """Take the folder, bring every stream back, declare those of the settings."""
+        self.store.take()
+        torch.set_num_threads(self.threads)
+        self.writer.start()
+        self.store.remove_orphans()
+        for row in self.store.streams():
+            self.streams[row.name] = self._restore(row)
+        for name, options in self.settings.streams.items():
+            if name not in self.streams:
+                self.create(name, options.preset, frozen=options.frozen)
+        self.batcher.start()
+        self.learner.start()
+        self.writer.event(None, "started", streams=len(self.streams), threads=self.threads)
+        self.ready = True
+
+    def stop(self) -> None:
+        """Answer what waits, write every state that changed, and let go of the folder."""
+        self.ready, self.leaving = False, True
+        self.batcher.stop()
+        self.learner.stop()
+        for stream in self.streams.values():
+            if stream.dirty:
+                self.snapshot(stream)
+        self.writer.event(None, "stopped", streams=len(self.streams))
+        self.writer.stop()
+        self.store.close()
+
+    # Streams.
+
+    def get(self, name: str) -> Stream:
+        """A stream that there is."""
+        stream = self.streams.get(name)
+        if stream is None:
+            hint = did_you_mean(name, self.streams) if len(self.streams) < 50 else ""
+            raise NoStream(f"There is no stream {name!r}. {hint}".strip())
+        return stream
+
+    def open(self, name: str) -> Stream:
+        """A stream, made on first use where that is allowed."""
+        stream = self.streams.get(name)
+        if stream is None:
+            check_name(name)
+            if not self.settings.limits.undeclared:
+                return self.get(name)
+            stream = self.create(name, None, exist_ok=True)
+        return stream
+
+    def create(
+        self, name: str, preset: str | None, *, frozen: bool = False, exist_ok: bool = False
+    ) -> Stream:
+        """A new stream at the source."""
+        check_name(name)
+        with self._lock:
+            if name in self.streams:
+                if exist_ok:
+                    return self.streams[name]
+                raise StateError(f"There is a stream {name!r} already.")
+            most = self.settings.limits.streams
+            if len(self.streams) >= most:
+                raise TooMany(f"There are {most} streams already: remove one, or raise the limit.")
+            row = self.store.add_stream(name, preset or self.settings.preset, frozen=frozen)
+            stream = self._build(row)
+            self.began(stream, None, "created")
+            self.streams[name] = stream
+        return stream
+
+    def remove(self, name: str) -> None:
+        """Forget a stream with everything of it; between two updates."""
+        stream = self.get(name)
+        with self._lock:
+            self.store.remove_stream(stream.id)
+            self.streams.pop(name, None)
+        stream.frozen = True  # what is on its way teaches nobody
+        self.writer.forget(stream.id)
+        shutil.rmtree(self.store.place(stream.id), ignore_errors=True)
+        self.writer.event(None, "removed", name=name)
+
+    def _build(self, row: StreamRow) -> Stream:
+        method = StreamMethod(self.served.model, method_config(self.settings, row.preset))
+        # What a reset goes back to is the same for all of a preset, and kept once.
+        method._initial = self._starts.setdefault(row.preset, method._initial)
+        return Stream(row, method, most=self.settings.learning.queue, answers=self.settings.answers)
+
+    def _restore(self, row: StreamRow) -> Stream:
+        """A stream as its newest whole snapshot has it; says what was lost."""
+        stream = self._build(row)
+        sweep(self.store, row.id)
+        parent = None
+        for found, state, header, trouble in whole_states(self.store, row.id):
+            if state is None:
+                self.writer.event(row.id, "damaged", snapshot=found.id, why=trouble)
+                continue
+            try:
+                stream.adopt(state, header["stream"])
+            except (StateError, KeyError, TypeError) as error:
+                self.writer.event(row.id, "damaged", snapshot=found.id, why=str(error))
+                continue
+            stream.met = type(stream.met)(header["stream"]["sequences"])
+            stream.learned, parent = int(header["stream"]["learned"]), found.version
+            stream.dirty, stream.saved = 0, found.made
+            break
+        last = self.store.rows(
+            "SELECT body FROM events WHERE stream = ? AND kind = 'learned' "
+            "ORDER BY id DESC LIMIT 1",
+            (row.id,),
+        )
+        if last:
+            stream.lost = max(0, int(json.loads(last[0][0])["learned"]) - stream.learned)
+        self.began(stream, parent, "restarted", lost=stream.lost)
+        return stream
+
+    def began(self, stream: Stream, parent: str | None, why: str, **more: Any) -> None:
+        """Note that a stream lives anew, and from which state."""
+        self.writer.event(
+            stream.id,
+            "began",
+            version=stream.version,
+            parent=parent,
+            why=why,
+            preset=stream.preset,
+            threads=self.threads,
+            **more,
+        )
+
+    # What the threads report.
+
+    def _answered(self, job: Job, version: str, answer: Answer) -> None:
+        stream, looked = job.stream, seen(answer)
+        stream.watch.note(
+            domains=answer.domains,
+            trust=answer.trust,
+            far=answer.far,
+            distance=answer.distance,
+            labels=looked.labels,
+            confidence=looked.confidence,
+            source=looked.source,
+        )
+        self.metrics.waited(time.monotonic() - job.arrived)
+        job.learning = stream.offer(Entry(job.levels, job.digest, job.sequence))
+        if job.learning:
+            self.learner.wake(stream)
+
+    def _learned(
+        self, stream: Stream, entry: Entry, events: tuple[str, ...], seconds: float
+    ) -> None:
+        if self.settings.record:
+            self._keep_input(stream, entry)
+        self.writer.event(
+            stream.id,
+            "learned",
+            version=stream.version,
+            learned=stream.learned,
+            digest=entry.digest,
+            sequence=entry.sequence,
+            images=len(entry.levels),
+            seconds=round(seconds, 4),
+        )
+        for event in events:
+            self.writer.event(stream.id, "domain", version=stream.version, text=event)
+        stream.watch.note_events(events)
+        stream.rollbacks += sum(event.startswith("rolled back") for event in events)
+        if stream.dirty >= self.settings.snapshots.updates:
+            self.snapshot(stream)
+
+    def _keep_input(self, stream: Stream, entry: Entry) -> None:
+        place = self.store.place(stream.id) / "inputs"
+        path = place / f"{entry.digest}.npy"
+        try:
+            place.mkdir(parents=True, exist_ok=True, mode=0o700)
+            if not path.exists():
+                np.save(path, entry.levels.numpy(), allow_pickle=False)
+        except OSError as error:
+            self.writer.trouble = f"inputs cannot be recorded ({error})"
+
+    def _failed(self, stream: Stream, error: Exception) -> None:
+        """Learning broke off: back to the newest whole state, or to the source."""
+        self.writer.event(stream.id, "failed", why=f"{type(error).__name__}: {error}"[:300])
+        stream.rollbacks += 1
+        for row, state, header, _ in whole_states(self.store, stream.id):
+            if state is not None:
+                try:
+                    stream.adopt(state, header["stream"])
+                except StateError:
+                    continue
+                self.began(stream, row.version, "learning failed")
+                return
+        stream.method.reset()
+        stream.begin()
+        self.began(stream, None, "learning failed")
+
+    def _tick(self) -> None:
+        now = time.monotonic()
+        for stream in list(self.streams.values()):
+            due = stream.dirty and now - stream.changed >= self.settings.snapshots.seconds
+            if due or stream.dirty >= self.settings.snapshots.updates:
+                self.snapshot(stream)
+
+    def snapshot(self, stream: Stream, name: str | None = None) -> Future[SnapshotRow] | None:
+        """Hand the state as it is now to the writer; None while a failed one waits its turn."""
+        if name is None and time.monotonic() < self._retry.get(stream.id, 0.0) and self.ready:
+            return None
+        state, header = stream.capture(images=self.settings.snapshots.images)
+        count, stream.dirty = stream.dirty, 0
+        job = SnapshotJob(stream.id, state, header, name)
+
+        def finished(row: SnapshotRow) -> None:
+            stream.saved = row.made
+
+        def done(future: Future[SnapshotRow]) -> None:
+            if not future.cancelled() and future.exception() is not None:
+                stream.dirty += count
+                self._retry[stream.id] = time.monotonic() + AGAIN
+
+        job.finished = finished
+        job.done.add_done_callback(done)
+        self.writer.snapshot(job)
+        return job.done
+
+    def storage(self) -> str:
+        """'whole', or what is wrong with the data folder."""
+        return self.writer.trouble or "whole"

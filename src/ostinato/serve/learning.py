@@ -1,0 +1,149 @@
+"""The one thread that changes states: it learns behind the answers, and does what operators ask.
+
+While requests wait, it works no more than its share of the time; then streams learn less, and
+`skipped` and the lag say so. What operators ask for comes first.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TypeVar
+
+import torch
+
+from ostinato.serve.lanes import entered, make_lane
+from ostinato.serve.stream import Entry, Stream
+
+T = TypeVar("T")
+TICK = 0.25
+"""Seconds between two looks at what has to be written."""
+
+
+class Learner:
+    """The thread.
+
+    Args:
+        share: of the time that it may work while `busy()`.
+        busy: whether requests wait for an answer.
+        learned: called after every request that was learned from.
+        failed: called where learning raised; the stream's state may be half changed.
+        tick: called now and then.
+        threads: of its forwards.
+        device: of the model.
+    """
+
+    def __init__(
+        self,
+        *,
+        share: float,
+        busy: Callable[[], bool],
+        learned: Callable[[Stream, Entry, tuple[str, ...], float], None],
+        failed: Callable[[Stream, Exception], None],
+        tick: Callable[[], None],
+        threads: int,
+        device: torch.device,
+    ) -> None:
+        self.share, self.busy, self.threads = share, busy, threads
+        self._learned, self._failed, self._tick = learned, failed, tick
+        self._commands: deque[tuple[Callable[[], object], Future[object]]] = deque()
+        self._streams: dict[Stream, None] = {}  # in the order they came
+        self._ready = threading.Condition()
+        self._stopping = False
+        self.seconds = 0.0
+        self.lane = make_lane(device, first=False)
+        self._thread = threading.Thread(target=self._work, name="ostinato-learner", daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Finish what is being learned, and end."""
+        with self._ready:
+            self._stopping = True
+            self._ready.notify()
+        self._thread.join()
+
+    def wake(self, stream: Stream) -> None:
+        """A stream has something to learn from."""
+        with self._ready:
+            self._streams.setdefault(stream)
+            self._ready.notify()
+
+    def ask(self, work: Callable[[], T]) -> Future[T]:
+        """Have something done between two updates."""
+        done: Future[T] = Future()
+        with self._ready:
+            if self._stopping:
+                done.set_exception(RuntimeError("The server is stopping."))
+                return done
+            self._commands.append((work, done))  # type: ignore[arg-type]
+            self._ready.notify()
+        return done
+
+    # The thread.
+
+    def _work(self) -> None:
+        torch.set_num_threads(self.threads)
+        with entered(self.lane):
+            self._go()
+
+    def _go(self) -> None:
+        ticked = time.monotonic()
+        while True:
+            with self._ready:
+                if not (self._commands or self._streams or self._stopping):
+                    self._ready.wait(TICK)
+                if self._stopping:
+                    break
+                command = self._commands.popleft() if self._commands else None
+                stream = None if command else next(iter(self._streams), None)
+                if stream is not None:
+                    del self._streams[stream]
+            if command is not None:
+                _run(*command)
+            elif stream is not None:
+                self._rest(self._teach(stream))
+            if time.monotonic() - ticked >= TICK:
+                self._tick()
+                ticked = time.monotonic()
+        for work, done in self._commands:
+            _run(work, done)
+
+    def _teach(self, stream: Stream) -> float:
+        """One request of a stream, which then goes to the end of the line."""
+        started = time.perf_counter()
+        try:
+            found = stream.learn()
+        except Exception as error:  # whatever linear algebra makes of hostile images
+            self._failed(stream, error)
+            return 0.0
+        spent = time.perf_counter() - started
+        self.seconds += spent
+        if found is not None:
+            self._learned(stream, *found, spent)
+        if stream.waiting and not stream.frozen:
+            self.wake(stream)
+        return spent
+
+    def _rest(self, spent: float) -> None:
+        """While requests wait, leave them their share of the time."""
+        until = time.monotonic() + spent * (1 - self.share) / self.share
+        while (left := until - time.monotonic()) > 0 and self.busy():
+            with self._ready:
+                if self._stopping or self._commands:
+                    return
+                self._ready.wait(min(left, 0.02))
+
+
+def _run(work: Callable[[], object], done: Future[object]) -> None:
+    if not done.set_running_or_notify_cancel():
+        return
+    try:
+        done.set_result(work())
+    except BaseException as error:
+        done.set_exception(error)

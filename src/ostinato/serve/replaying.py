@@ -1,0 +1,117 @@
+"""States made again from an event log, to show that the log says everything.
+
+A stream's log tells, life by life, where a life began and what was learned in it, in order. Where
+the server kept what it learned from (`record`), any state follows from that alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from ostinato.errors import StateError
+from ostinato.methods._ostinato_streams import StreamMethod
+from ostinato.ops.snapshot import State, load_state
+from ostinato.serve.loading import Served, method_config
+from ostinato.serve.settings import Settings
+from ostinato.serve.store import Store
+
+
+@dataclass
+class Life:
+    """One life in the log: how it began, and the digests learned in it."""
+
+    began: dict[str, Any]
+    learned: list[str] = field(default_factory=list)
+
+
+def read_lives(events: list[tuple[int, int | None, float, str, dict[str, Any]]]) -> dict[str, Life]:
+    """Lives by name, from a stream's events."""
+    lives: dict[str, Life] = {}
+    for *_, kind, body in events:
+        if kind not in ("began", "learned"):
+            continue
+        name, number = split_version(body["version"])
+        if kind == "began":
+            lives[name] = Life(body)
+            continue
+        life = lives.get(name)
+        if life is None or len(life.learned) != number - 1:
+            raise StateError("The log has a gap: older events were not kept.")
+        life.learned.append(body["digest"])
+    return lives
+
+
+def split_version(version: str) -> tuple[str, int]:
+    """A version's life and number.
+
+    >>> split_version("mi3x0k2a.120")
+    ('mi3x0k2a', 120)
+    """
+    life, _, number = version.rpartition(".")
+    return life, int(number)
+
+
+def steps_to(lives: dict[str, Life], version: str) -> list[tuple[str, Any]]:
+    """What has to be done, from the source on, to come to a version."""
+    life, number = split_version(version)
+    if life not in lives:
+        raise StateError(f"The log does not know version {version}.")
+    known = lives[life]
+    began, learned = known.began, known.learned[:number]
+    if began.get("foreign"):
+        raise StateError(f"Version {version} goes back to a state from outside the log.")
+    steps = [] if began["parent"] is None else steps_to(lives, began["parent"])
+    if began["why"] in ("reset", "freeze") and began["parent"] is not None:
+        steps.append((began["why"], began))
+    return [*steps, *(("learn", digest) for digest in learned)]
+
+
+def replay(
+    store: Store, settings: Settings, served: Served, name: str, version: str
+) -> StreamMethod:
+    """A stream's method as it was at a version, made from the log."""
+    row = next((one for one in store.streams() if one.name == name), None)
+    if row is None:
+        raise StateError(f"There is no stream {name!r} in {store.folder}.")
+    lives = read_lives(store.events(row.id, most=10**9))
+    steps = steps_to(lives, version)
+    began = lives[split_version(version)[0]].began
+    torch.set_num_threads(int(began["threads"]))  # sums depend on how they are split
+    method = StreamMethod(served.model, method_config(settings, row.preset))
+    for kind, what in steps:
+        if kind == "learn":
+            path = store.place(row.id) / "inputs" / f"{what}.npy"
+            if not path.is_file():
+                raise StateError(f"The images {what} were not kept: serve with --record.")
+            method.take(torch.from_numpy(np.load(path, allow_pickle=False)))
+        elif kind == "reset":
+            method.forget(int(what["domain"]))
+        else:
+            (method.held.add if what["frozen"] else method.held.discard)(int(what["domain"]))
+    return method
+
+
+def verify(store: Store, settings: Settings, served: Served, name: str) -> list[tuple[str, bool]]:
+    """For each snapshot of a stream, whether the log leads to the same state to the bit."""
+    row = next((one for one in store.streams() if one.name == name), None)
+    if row is None:
+        raise StateError(f"There is no stream {name!r} in {store.folder}.")
+    found = []
+    for snapshot in store.snapshots(row.id):
+        kept, _ = load_state(store.place(row.id) / snapshot.file)
+        again = replay(store, settings, served, name, snapshot.version)
+        found.append((snapshot.version, same(kept, again.export_state())))
+    return found
+
+
+def same(a: State, b: State) -> bool:
+    """Equal to the bit."""
+    return (
+        a.values == b.values
+        and a.tensors.keys() == b.tensors.keys()
+        and all(torch.equal(tensor, b.tensors[key].cpu()) for key, tensor in a.tensors.items())
+    )

@@ -1,0 +1,221 @@
+"""Asking a stream for answers."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from concurrent.futures import Future
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import Response
+from starlette.datastructures import UploadFile
+from starlette.exceptions import HTTPException
+from starlette.formparsers import MultiPartException
+
+from ostinato.errors import InputError
+from ostinato.methods._ostinato_streams import Answer
+from ostinato.serve.answers import describe, label_png
+from ostinato.serve.app import Fleeted, needs
+from ostinato.serve.batching import Busy, Job
+from ostinato.serve.errors import responses
+from ostinato.serve.fleet import Fleet
+from ostinato.serve.guard import TooMuch
+from ostinato.serve.pixels import TooLarge, decode, digest
+from ostinato.serve.record import Recorded, check_digest
+from ostinato.serve.schema import Prediction
+from ostinato.serve.sequences import LARGEST
+from ostinato.serve.settings import check_name
+from ostinato.serve.stream import Stream
+
+router = APIRouter(prefix="/v1", tags=["predict"])
+RAW = ("image/jpeg", "image/png", "image/webp", "application/x-npy", "application/octet-stream")
+LONGEST = 64 * 1024
+"""Bytes of an answer that are kept for a sequence number; a label map may be longer."""
+BINARY = {"type": "string", "format": "binary"}
+BODY = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "multipart/form-data": {
+                "schema": {
+                    "type": "object",
+                    "properties": {"images": {"type": "array", "items": BINARY}},
+                    "required": ["images"],
+                }
+            },
+            **{kind: {"schema": BINARY} for kind in RAW[:-1]},
+        },
+    }
+}
+
+
+@router.post(
+    "/streams/{name}/predict",
+    response_model=Prediction,
+    responses=responses(404, 409, 413, 422, 429),
+    openapi_extra=BODY,
+    dependencies=[needs("predict")],
+)
+async def predict(
+    request: Request,
+    fleet: Fleeted,
+    name: str,
+    top: Annotated[int, Query(ge=0, le=1000, description="guesses an image; 0: all")] = 5,
+    source: Annotated[bool, Query(description="also the source model's own answer")] = False,
+    sequence: Annotated[
+        int | None,
+        Query(ge=0, le=LARGEST, description="yours; a repeated one is not learned twice"),
+    ] = None,
+    deadline_ms: Annotated[int | None, Query(ge=1, le=600_000)] = None,
+) -> Response:
+    """Answer images of a stream, and let the stream learn from them behind the answer.
+
+    One image as the body, or several as multipart files; JPEG, PNG, WebP, or a uint8 tensor
+    (images, 3, height, width) as npy. A segmenter's single image is answered as a PNG of labels
+    where `Accept: image/png` asks for it.
+    """
+    check_name(name)
+    patience = fleet.settings.batching.deadline_s
+    if deadline_ms is not None:
+        patience = min(patience, deadline_ms / 1000)
+    until = time.monotonic() + patience
+    if fleet.batcher.waiting >= fleet.settings.batching.waiting:
+        wait = fleet.batcher.waiting * fleet.batcher.pace
+        raise Busy("Too many images are waiting.", wait)  # before anything is read
+    limits = fleet.settings.limits
+    parts = await _parts(request, limits.images)
+    levels = await asyncio.to_thread(
+        decode, parts, fleet.served.fit, pixels=limits.pixels, images=limits.images
+    )
+    stream = fleet.streams.get(name)
+    if stream is None:
+        stream = await asyncio.to_thread(fleet.open, name)
+    stream.asked += 1
+    every = fleet.settings.compare
+    compare = every > 0 and stream.asked % every == 0
+    job = Job(stream, levels, source or compare, until, digest(levels), sequence)
+    maps = "image/png" in request.headers.get("accept", "") and len(levels) == 1
+    if sequence is not None:
+        return await _numbered(fleet, job, top, source)
+    version, answer = await _answered(fleet, job)
+    if maps and answer.logits.ndim > 2:
+        return _map(fleet, answer, version)
+    return _json(_prediction(fleet, job, version, answer, top, source))
+
+
+async def _parts(request: Request, most: int) -> list[bytes]:
+    """The files of a request, none of them opened yet."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind in RAW:
+        body = await request.body()
+        return [body] if body else []
+    if kind != "multipart/form-data":
+        raise HTTPException(415, f"Send multipart/form-data, or one of {', '.join(RAW)}.")
+    try:
+        async with request.form(max_files=most + 1, max_fields=16) as form:
+            files = [part for part in form.getlist("images") if isinstance(part, UploadFile)]
+            if len(files) > most:
+                raise TooLarge(f"At most {most} images a request: send them in several.")
+            return [await part.read() for part in files]
+    except TooMuch:
+        raise
+    except (MultiPartException, HTTPException) as error:
+        text = str(getattr(error, "message", None) or getattr(error, "detail", ""))
+        if "Too many" in text:
+            raise TooLarge(f"At most {most} images a request: send them in several.") from None
+        raise InputError(f"The multipart body cannot be read ({text[:100]}).") from None
+    except (ValueError, KeyError, AssertionError) as error:
+        raise InputError(f"The multipart body cannot be read ({type(error).__name__}).") from None
+
+
+async def _answered(fleet: Fleet, job: Job) -> tuple[str, Answer]:
+    fleet.batcher.submit(job)
+    return await asyncio.wrap_future(job.done)
+
+
+async def _numbered(fleet: Fleet, job: Job, top: int, source: bool) -> Response:
+    """Answer a sequence number once; whoever comes with it again gets the same answer."""
+    stream, sequence = job.stream, job.sequence
+    assert sequence is not None
+    recorded, mine = stream.record.claim(sequence, job.digest)
+    if not mine:
+        found = await asyncio.wrap_future(_shared(recorded))
+        return _json(Prediction.model_validate(found | {"repeated": True}))
+    try:
+        kept = await asyncio.to_thread(fleet.store.answer, stream.id, sequence)
+        if kept is not None:
+            check_digest(sequence, kept[0], job.digest)
+            recorded.body.set_result(kept[1])
+            return _json(Prediction.model_validate(kept[1] | {"repeated": True}))
+        known = sequence in stream.met
+        version, answer = await _answered(fleet, job)
+        prediction = _prediction(fleet, job, version, answer, top, source)
+        prediction.repeated = known
+    except BaseException as error:
+        stream.record.release(sequence, error if isinstance(error, Exception) else Busy("", 1.0))
+        raise
+    return _kept(fleet, stream, recorded, job, prediction)
+
+
+def _kept(
+    fleet: Fleet, stream: Stream, recorded: Recorded, job: Job, prediction: Prediction
+) -> Response:
+    body = prediction.model_dump(mode="json")
+    response = _json(prediction)
+    recorded.body.set_result(body)
+    assert job.sequence is not None
+    if len(response.body) <= LONGEST:
+        text = bytes(response.body).decode()
+        fleet.writer.answer(stream.id, job.sequence, job.digest, text)
+    return response
+
+
+def _shared(recorded: Recorded) -> Future[dict[str, Any]]:
+    """The same answer for one more; whose going away does not cancel it for the others."""
+    mine: Future[dict[str, Any]] = Future()
+
+    def hand_on(done: Future[dict[str, Any]]) -> None:
+        if not mine.set_running_or_notify_cancel():
+            return
+        error = done.exception()
+        if error is not None:
+            mine.set_exception(error)
+        else:
+            mine.set_result(done.result())
+
+    recorded.body.add_done_callback(hand_on)
+    return mine
+
+
+def _prediction(
+    fleet: Fleet, job: Job, version: str, answer: Answer, top: int, source: bool
+) -> Prediction:
+    images = describe(answer, fleet.served.names, top=top)
+    if not source:
+        for one in images:
+            one.source = one.source_map = None
+    return Prediction(
+        stream=job.stream.name,
+        version=version,
+        model=fleet.served.fingerprint,
+        sequence=job.sequence,
+        repeated=False,
+        learning=job.learning,
+        images=images,
+    )
+
+
+def _json(prediction: Prediction) -> Response:
+    return Response(prediction.model_dump_json(), media_type="application/json")
+
+
+def _map(fleet: Fleet, answer: Answer, version: str) -> Response:
+    headers = {
+        "x-ostinato-version": version,
+        "x-ostinato-model": fleet.served.fingerprint,
+        "x-ostinato-domain": str(answer.domains[0]),
+        "x-ostinato-new": str(answer.far[0]).lower(),
+        "x-ostinato-trust": str(answer.trust[0]),
+    }
+    return Response(label_png(answer.logits[0]), media_type="image/png", headers=headers)

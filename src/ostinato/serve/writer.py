@@ -1,0 +1,231 @@
+"""What is written behind the answers: events, answers by sequence number, snapshots.
+
+One thread writes; nobody waits for it. Where the disk is full or read-only it says so, keeps what
+it has in bounded memory and tries again until it succeeds.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ostinato.errors import StateError
+from ostinato.ops.snapshot import State
+from ostinato.serve.snapshots import keep_latest, write_snapshot
+from ostinato.serve.store import SnapshotRow, Store
+
+PENDING = 20_000
+"""Events and answers kept while nothing can be written; older ones are dropped, and counted."""
+RETRY = 1.0
+"""Seconds between attempts while nothing can be written."""
+PRUNE = 2000
+"""Rows after which old ones are removed."""
+
+
+@dataclass
+class SnapshotJob:
+    """A state to be written; `done` tells its row."""
+
+    stream: int
+    state: State
+    header: dict[str, Any]
+    name: str | None = None
+    finished: Callable[[SnapshotRow], None] | None = None
+    done: Future[SnapshotRow] = field(default_factory=Future)
+
+
+class Writer:
+    """The thread that writes.
+
+    Args:
+        store: the index.
+        keep: snapshots kept of every stream.
+        events: events kept of every stream.
+        answers: answers kept of every stream.
+        log: a file that gets every event as a line of JSON; "-" is standard output.
+
+    Attributes:
+        trouble: what is wrong with the folder; None while all is well.
+        dropped: rows that were given up.
+    """
+
+    def __init__(
+        self, store: Store, *, keep: int, events: int, answers: int, log: str | None = None
+    ) -> None:
+        self.log = log
+        self.store, self.keep = store, keep
+        self.most = {"events": events, "answers": answers}
+        self.trouble: str | None = None
+        self.dropped = 0
+        self._rows: deque[tuple[str, tuple[Any, ...]]] = deque()
+        self._jobs: deque[SnapshotJob] = deque()
+        self._ready = threading.Condition()
+        self._stopping = self._idle = False
+        self._unpruned: dict[int, int] = {}
+        self._thread = threading.Thread(target=self._work, name="ostinato-writer", daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Write what is left, and end; what cannot be written is given up."""
+        with self._ready:
+            self._stopping = True
+            self._ready.notify_all()
+        self._thread.join()
+
+    # What others hand over.
+
+    def event(self, stream: int | None, kind: str, **body: Any) -> None:
+        """Note that something happened."""
+        text = json.dumps(body, sort_keys=True)
+        self._put("events", (stream, time.time(), kind, text))
+
+    def answer(self, stream: int, sequence: int, digest: str, body: str) -> None:
+        """Note what a sequence number was answered."""
+        self._put("answers", (stream, sequence, digest, body))
+
+    def snapshot(self, job: SnapshotJob) -> None:
+        """Write a state; an older one of the same stream that still waits is not needed."""
+        with self._ready:
+            if job.name is None:
+                waiting = [one for one in self._jobs if one.stream == job.stream and not one.name]
+                for old in waiting:
+                    self._jobs.remove(old)
+                    old.done.cancel()
+            self._jobs.append(job)
+            self._ready.notify()
+
+    def forget(self, stream: int) -> None:
+        """A stream is gone: nothing of it is to be written any more."""
+        with self._ready:
+            self._rows = deque(row for row in self._rows if row[1][0] != stream)
+            gone = [job for job in self._jobs if job.stream == stream]
+            for job in gone:
+                self._jobs.remove(job)
+                job.done.cancel()
+
+    def flush(self, timeout: float = 10.0) -> bool:
+        """Wait until all is written; whether it is."""
+        until = time.monotonic() + timeout
+        while time.monotonic() < until:
+            with self._ready:
+                if self._idle and not self._rows and not self._jobs:
+                    return True
+            time.sleep(0.005)
+        return False
+
+    def _put(self, table: str, row: tuple[Any, ...]) -> None:
+        with self._ready:
+            self._rows.append((table, row))
+            while len(self._rows) > PENDING:
+                self._rows.popleft()
+                self.dropped += 1
+            self._ready.notify()
+
+    # The thread.
+
+    def _work(self) -> None:
+        connection: sqlite3.Connection | None = None
+        while True:
+            with self._ready:
+                self._idle = True
+                while not (self._rows or self._jobs or self._stopping):
+                    self._ready.wait()
+                self._idle = False
+                if self._stopping and not (self._rows or self._jobs):
+                    break
+                rows = [self._rows.popleft() for _ in range(min(len(self._rows), 1000))]
+                job = self._jobs.popleft() if self._jobs else None
+            try:
+                connection = connection or self.store.connect()
+                if rows:
+                    self._write_rows(connection, rows)
+                    rows = []
+                if job is not None:
+                    self._write_job(connection, job)
+                self.trouble = None
+            except (sqlite3.Error, OSError, StateError) as error:
+                connection = None
+                self._give_back(rows, job, error)
+        if connection is not None:
+            connection.close()
+
+    def _write_rows(
+        self, connection: sqlite3.Connection, rows: list[tuple[str, tuple[Any, ...]]]
+    ) -> None:
+        events = [row for table, row in rows if table == "events"]
+        answers = [row for table, row in rows if table == "answers"]
+        with connection:
+            connection.executemany(
+                "INSERT INTO events(stream, at, kind, body) VALUES (?, ?, ?, ?)", events
+            )
+            connection.executemany(
+                "INSERT OR REPLACE INTO answers(stream, sequence, digest, body) "
+                "VALUES (?, ?, ?, ?)",
+                answers,
+            )
+            self._prune(connection, [row[0] for _, row in rows if row[0] is not None])
+        self._log(events)
+
+    def _log(self, events: list[tuple[Any, ...]]) -> None:
+        if self.log is None or not events:
+            return
+        lines = "".join(
+            json.dumps({"at": at, "stream": stream, "kind": kind, **json.loads(body)}) + "\n"
+            for stream, at, kind, body in events
+        )
+        if self.log == "-":
+            print(lines, end="", flush=True)
+            return
+        with Path(self.log).open("a") as file:
+            file.write(lines)
+
+    def _prune(self, connection: sqlite3.Connection, streams: list[int]) -> None:
+        for stream in streams:
+            self._unpruned[stream] = self._unpruned.get(stream, 0) + 1
+        for stream in [s for s, count in self._unpruned.items() if count >= PRUNE]:
+            self._unpruned[stream] = 0
+            for table, most in self.most.items():
+                connection.execute(
+                    f"DELETE FROM {table} WHERE stream = ? AND id <= (SELECT id FROM {table} "
+                    "WHERE stream = ? ORDER BY id DESC LIMIT 1 OFFSET ?)",
+                    (stream, stream, most),
+                )
+
+    def _write_job(self, connection: sqlite3.Connection, job: SnapshotJob) -> None:
+        if not job.done.set_running_or_notify_cancel():
+            return
+        try:
+            row = write_snapshot(
+                self.store, connection, job.stream, job.state, job.header, job.name
+            )
+            keep_latest(self.store, connection, job.stream, self.keep)
+        except (sqlite3.Error, OSError, StateError) as error:
+            job.done.set_exception(error)
+            raise
+        if job.finished is not None:
+            job.finished(row)
+        job.done.set_result(row)
+
+    def _give_back(
+        self, rows: list[tuple[str, tuple[Any, ...]]], job: SnapshotJob | None, error: Exception
+    ) -> None:
+        """Say what is wrong and try again later; a failed snapshot is made anew by its stream."""
+        self.trouble = f"{type(error).__name__}: {error}"[:200]
+        with self._ready:
+            if self._stopping:
+                self.dropped += len(rows) + len(self._rows)
+                self._rows.clear()
+                return
+            self._rows.extendleft(reversed(rows))
+            self._ready.wait(RETRY)

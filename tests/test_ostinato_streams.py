@@ -1,0 +1,119 @@
+"""Many streams over one model: common forwards, each stream by itself."""
+
+from __future__ import annotations
+
+import runpy
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from ostinato.checks import small_model
+from ostinato.methods import _ostinato_maps
+from ostinato.methods._ostinato_parts import OstinatoConfig
+from ostinato.methods._ostinato_streams import (
+    InUse,
+    Question,
+    SharedModel,
+    StreamMethod,
+    prepare,
+)
+from ostinato.methods.base import Method
+
+small = runpy.run_path(str(Path(__file__).with_name("_ostinato_small.py")))
+build, shifted, same_state = small["build"], small["shifted"], small["same_state"]
+STATISTICS = small["clean_statistics"]()
+CONFIG = OstinatoConfig.parse(small["SETTINGS"])
+
+
+def levels(batch: Tensor) -> Tensor:
+    return (batch * 255).round().to(torch.uint8)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def trusting() -> Iterator[None]:
+    """Maps are always trusted, which a model with random weights would not let happen."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_ostinato_maps, "TOLERANCE", 10.0)
+        yield
+
+
+@pytest.fixture(scope="module")
+def shared() -> SharedModel:
+    return SharedModel(small_model(), STATISTICS, CONFIG)
+
+
+@pytest.fixture(scope="module")
+def streams(shared: SharedModel) -> list[StreamMethod]:
+    """Two streams that learned from different images, and one that is new."""
+    made = [StreamMethod(shared, CONFIG) for _ in range(3)]
+    for number, stream in enumerate(made[:2]):
+        for batch in shifted(6, seed=number):
+            stream.take(levels(batch))
+    return made
+
+
+@pytest.fixture(scope="module")
+def alone() -> Method:
+    method = build(STATISTICS)
+    for batch in shifted(6, seed=0):
+        method.predict(levels(batch))
+        method.learn()
+    return method
+
+
+def test_a_stream_on_a_shared_model_learns_what_the_method_learns_alone(
+    streams: list[StreamMethod], alone: Method
+) -> None:
+    ours, theirs = streams[0].export_state(), alone.export_state()
+    assert same_state(ours, theirs)
+    assert streams[0].bank.domains
+    assert streams[0].bank.shared.updates > 0
+
+
+def test_answers_do_not_depend_on_whose_images_share_the_forward(
+    shared: SharedModel, streams: list[StreamMethod], alone: Method
+) -> None:
+    images = [levels(batch).float() / 255 for batch in shifted(3, size=5, seed=7)]
+    questions = [
+        Question(InUse(stream.version, shared.ranks), batch, source=True)
+        for stream, batch in zip(streams, images, strict=True)
+    ]
+    together = prepare(shared, questions).run()
+    for question, answer in zip(questions, together, strict=True):
+        single = prepare(shared, [question]).run()[0]
+        assert answer.domains == single.domains
+        torch.testing.assert_close(answer.logits, single.logits, atol=1e-5, rtol=0)
+        torch.testing.assert_close(answer.source, single.source, atol=1e-5, rtol=0)
+    expected = alone.predict(images[0], source=True)
+    assert together[0].domains == alone.last.domains  # type: ignore[union-attr]
+    torch.testing.assert_close(together[0].logits, expected, atol=1e-5, rtol=0)
+    torch.testing.assert_close(
+        together[0].source,
+        alone.last.source_logits,  # type: ignore[union-attr]
+        atol=1e-5,
+        rtol=0,
+    )
+    assert max(together[0].trust) > 0
+    assert not torch.allclose(together[0].logits, together[0].source)  # type: ignore[arg-type]
+    assert torch.equal(together[2].logits, together[2].source)  # type: ignore[arg-type]
+
+
+def test_a_held_domain_keeps_its_expert_while_others_learn(shared: SharedModel) -> None:
+    stream = StreamMethod(shared, CONFIG)
+    batches = shifted(10, seed=0)
+    for batch in batches[:6]:
+        stream.take(levels(batch))
+    domain = next(iter(stream.bank.domains))
+    stream.held.add(domain)
+    before = stream.version.experts[domain]
+    seen = stream.bank.domains[domain].images
+    for batch in batches[6:]:
+        stream.take(levels(batch))
+    after = stream.version.experts[domain]
+    assert stream.bank.domains[domain].images > seen
+    assert all(torch.equal(a.down, b.down) for a, b in zip(before.maps, after.maps, strict=True))
+    pairs = zip(before.branches, after.branches, strict=True)
+    assert all(torch.equal(a.up, b.up) for a, b in pairs)

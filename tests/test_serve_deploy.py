@@ -1,0 +1,64 @@
+"""What lies beside the package for those who deploy it says nothing that is not so."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from ostinato.cli import COMMANDS
+from ostinato.serve.metrics import PER_STREAM
+from ostinato.serve.settings import Settings
+
+DEPLOY = Path(__file__).parents[1] / "deploy"
+KNOWN = {
+    *("requests_total", "request_seconds_bucket", "answer_seconds_bucket", "storage_ok"),
+    *("forward_images_sum", "forward_images_count", "waiting_images", "streams"),
+    *("forward_requests_sum", "forward_requests_count", "forward_seconds_total"),
+    *("learning_seconds_total", "dropped_rows_total"),
+    *(f"stream_{name}{'_total' if counts else ''}" for name, _, counts in PER_STREAM),
+}
+
+
+def used(text: str) -> set[str]:
+    return set(re.findall(r"\bostinato_([a-z_]+)", text))
+
+
+def test_dashboard_and_alerts_ask_for_figures_that_there_are() -> None:
+    board = json.loads((DEPLOY / "grafana.json").read_text())
+    asked = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
+    rules = yaml.safe_load((DEPLOY / "alerts.yml").read_text())["groups"][0]["rules"]
+    asked += [rule["expr"] for rule in rules]
+    assert len(asked) > 20
+    assert set().union(*map(used, asked)) <= KNOWN
+    places = [tuple(panel["gridPos"].values()) for panel in board["panels"]]
+    assert len(set(places)) == len(places)
+
+
+def test_the_example_settings_and_the_commands_of_unit_and_image_are_real() -> None:
+    settings = Settings.from_yaml(DEPLOY / "serve.yaml")
+    assert settings.streams["yard"].preset == "forward-only"
+    unit = (DEPLOY / "ostinato.service").read_text()
+    start = next(line for line in unit.splitlines() if line.startswith("ExecStart="))
+    assert start.split()[0].endswith("/bin/ostinato")
+    assert start.split()[1] in COMMANDS
+    image = (DEPLOY / "Dockerfile").read_text()
+    command = json.loads(image.split("\nCMD ")[-1])
+    assert command[0] in COMMANDS
+    assert "USER ostinato" in image
+
+
+def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
+    tool = shutil.which("systemd-analyze")
+    if tool is None:
+        pytest.skip("no systemd-analyze here")
+    text = (DEPLOY / "ostinato.service").read_text()
+    path = tmp_path / "ostinato.service"
+    path.write_text(text.replace("/opt/ostinato/bin/ostinato", "/bin/true"))
+    found = subprocess.run([tool, "verify", str(path)], capture_output=True, text=True, check=False)
+    assert "ostinato.service" not in found.stderr, found.stderr
