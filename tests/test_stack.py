@@ -16,7 +16,7 @@ from ostinato.checks import small_batches, small_model
 from ostinato.domains.router import Router
 from ostinato.domains.routes import Routes, packed
 from ostinato.experts.flat import FlatBranches
-from ostinato.experts.routed import Branch, Expert, Hooks, Pass
+from ostinato.experts.routed import SCALE, Branch, Expert, Hooks, Pass
 from ostinato.experts.stack import START, Layout, Stack, StackPass
 from ostinato.ops.moments import BlockMap, block_map, token_moments
 from ostinato.ops.whitening import Content
@@ -73,7 +73,8 @@ def test_rows_answer_as_experts_one_by_one(owners, shared, layout, kind):
         with hooks.open(Pass(owners, known, shared)):
             plain = model(batch)
         for alone in {single, None}:
-            with hooks.open(StackPass(index, stack.now, shared, single=alone)):
+            scaled = tuple(Branch(one.down, SCALE * one.up) for one in shared)
+            with hooks.open(StackPass(index, stack.now, scaled, single=alone)):
                 fast = model(batch)
             assert torch.allclose(fast, plain, rtol=KINDS[kind], atol=KINDS[kind])
 

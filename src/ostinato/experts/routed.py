@@ -8,7 +8,7 @@ number of threads can predict while another one learns.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -172,6 +172,18 @@ def _stacked(tensors: Sequence[Tensor | None], like: Tensor) -> Tensor:
     return torch.stack([zero, *(zero if one is None else one for one in tensors)])
 
 
+def inner_targets(model: nn.Module, blocks: Iterable[str], targets: Targets) -> list[Target]:
+    """The feed-forward networks inside blocks (those outside serve another purpose), or the chosen.
+
+    A CLIP has a tower for texts that no image passes.
+    """
+    found = find_targets(model, targets)
+    if targets is not None:
+        return found
+    starts = tuple(f"{name}." for name in blocks)
+    return [target for target in found if target.name.startswith(starts)]
+
+
 _PASS: ContextVar[tuple[object, Acting] | None] = ContextVar("ostinato-pass", default=None)
 
 
@@ -204,7 +216,7 @@ class Hooks:
         blocks = find_blocks(model)
         self.blocks, self.prefix = len(blocks), prefix_tokens(model)
         self.after_blocks = targets is None and not has_targets(model)
-        feeds: list[Target] = [] if self.after_blocks else find_targets(model, targets)
+        feeds = [] if self.after_blocks else inner_targets(model, blocks, targets)
         self.widths = [(target.name, target.dim) for target in feeds]
         if self.after_blocks:
             self.widths = list(zip(blocks, widths, strict=False))

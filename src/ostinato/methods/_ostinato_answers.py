@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -84,21 +84,6 @@ class Answers(Learner):
         groups = (self.bank.shared, domain.branches)
         changes = (groups[0].changes, groups[1].changes)
         return Started(domain, domain.maps, groups, changes, found)
-
-    def _to_host(self, described: Tensor) -> Callable[[], Tensor]:
-        """Send descriptors off to the host; what waits for them, and for nothing sent off later."""
-        if not described.is_cuda:
-            return lambda: described
-        host = torch.empty(described.shape, dtype=described.dtype, pin_memory=True)
-        host.copy_(described, non_blocking=True)
-        event = torch.cuda.Event()
-        event.record()
-
-        def arrived() -> Tensor:
-            event.synchronize()
-            return host
-
-        return arrived
 
     def _described(self, pixels: Tensor) -> Tensor:
         return self.describe(three_colours(pixels))

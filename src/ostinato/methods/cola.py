@@ -95,6 +95,12 @@ class Cola(Wrapping):
         self.detector = self.track("detector", detector)
         self._handle = inner.optimizer.register_step_pre_hook(self._before_step)
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        if not self._detached:  # an optimizer's copy has no hooks
+            assert self.inner.optimizer is not None
+            self._handle = self.inner.optimizer.register_step_pre_hook(self._before_step)
+
     def route(self, batch: Input) -> Decision:
         """Keep the weights of a domain that has ended."""
         distance, is_new = self.detector.judge(self.model, batch.pixels, self._keep)

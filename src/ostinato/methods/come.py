@@ -38,7 +38,7 @@ class ComeConfig(MethodConfig):
     redundancy: float = Field(0.05, ge=0, description="ETA's bound on the cosine")
     radius: float = Field(0.05, ge=0, description="how far SAR's climb goes")
     recover_below: float = Field(0.2, description="average loss at which SAR starts over")
-    blocks: int = Field(9, ge=1, description="first blocks, whose norms SAR moves")
+    first_blocks: int = Field(9, ge=1, description="first blocks, whose norms SAR moves")
     predict: Literal["before", "after"] = Field("before", description="prediction's time")
 
 
@@ -85,7 +85,7 @@ class Come(Method):
 
     def trainable(self) -> dict[str, nn.Parameter]:
         """The norms' weights and biases."""
-        blocks = range(self.config.blocks) if self.config.inner == "sar" else None
+        blocks = range(self.config.first_blocks) if self.config.inner == "sar" else None
         return norm_parameters(self.model.base, blocks=blocks)
 
     def objective(self, batch: Input) -> Objective:

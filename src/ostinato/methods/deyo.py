@@ -31,7 +31,9 @@ class DeyoConfig(MethodConfig):
     kappa_weight: float = Field(0.4, gt=0, description="entropy of weight one, times ln C")
     plpd: float = Field(0.2, description="smallest fall of the label's probability by shuffling")
     grid: int = Field(4, ge=1, description="patches per side that are shuffled")
-    blocks: int | None = Field(9, ge=1, description="blocks whose norms move; None: every norm")
+    first_blocks: int | None = Field(
+        9, ge=1, description="blocks whose norms move; None: every norm"
+    )
     predict: Literal["before", "after"] = Field("before", description="prediction's time")
 
 
@@ -55,15 +57,16 @@ class Deyo(Method):
         predicts="before",
         setting="ImageNet-C, ViT-B/16",
         differences=(
-            "blocks=None moves every norm; its own protocol starts afresh for every corruption, "
-            "which a stream does with reset='domain'"
+            "first_blocks=None moves every norm; its own protocol starts afresh for every "
+            "corruption, which a stream does with reset='domain'"
         ),
     )
     presets = {"imagenet-c": {"lr": 1e-3}}
+    example = {"plpd": -1.0}
 
     def trainable(self) -> dict[str, nn.Parameter]:
         """The norms' weights and biases, but those of the last blocks."""
-        blocks = self.config.blocks
+        blocks = self.config.first_blocks
         return norm_parameters(self.model.base, blocks=None if blocks is None else range(blocks))
 
     def objective(self, batch: Input) -> Objective:

@@ -42,7 +42,7 @@ class ImseConfig(MethodConfig):
 
     optimizer: OptimizerName = Field("adam", description="adam, adamw or sgd")
     lr: float = Field(7e-3, ge=0, description="learning rate")
-    blocks: int = Field(9, ge=1, description="first blocks, whose singular values move")
+    first_blocks: int = Field(9, ge=1, description="first blocks, whose singular values move")
     watched: int = Field(3, ge=1, description="last blocks, whose use is spread")
     spread: float = Field(50.0, ge=0, description="weight of that spread")
     kappa: float = Field(0.4, gt=0, description="entropy bound, times ln C")
@@ -101,7 +101,7 @@ class Imse(Method):
     def configure(self) -> None:
         """Decompose the linear maps; the bank holds the source's values first."""
         assert self.resources.prepared is not None
-        linears = block_linears(self.model.base, range(self.config.blocks))
+        linears = block_linears(self.model.base, range(self.config.first_blocks))
         self.spectra = {name: Spectrum(linear.weight) for name, linear in linears.items()}
         self.values = {n: nn.Parameter(s.values.clone()) for n, s in self.spectra.items()}
         weights: dict[str, Any] = {name: linear.weight for name, linear in linears.items()}

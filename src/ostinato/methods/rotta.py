@@ -77,8 +77,9 @@ class Rotta(Method):
         )
         self.seen = self.track("seen", Scalars(images=0))
         self.following: FollowingStatistics | None = None
-        if batch_norms(self.model):
-            norms = FollowingStatistics(self.model, config.norm_rate, ("teacher", "student"))
+        if batch_norms(self.model.base):
+            who = ("teacher", "student")
+            norms = FollowingStatistics(self.model.base, config.norm_rate, who)
             self._norms = self.following = self.track("batch_norms", norms)
 
     def trainable(self) -> dict[str, nn.Parameter]:

@@ -33,7 +33,9 @@ class SarConfig(MethodConfig):
     kappa: float = Field(0.4, gt=0, description="entropy bound, times ln C")
     radius: float = Field(0.05, ge=0, description="how far the climb goes")
     recover_below: float = Field(0.2, description="average loss at which the model starts over")
-    blocks: int | None = Field(9, ge=1, description="blocks whose norms move; None: every norm")
+    first_blocks: int | None = Field(
+        9, ge=1, description="blocks whose norms move; None: every norm"
+    )
     predict: Literal["before", "after"] = Field("before", description="prediction's time")
 
 
@@ -72,7 +74,7 @@ class Sar(Method):
 
     def trainable(self) -> dict[str, nn.Parameter]:
         """The norms' weights and biases, but those of the last blocks."""
-        blocks = self.config.blocks
+        blocks = self.config.first_blocks
         return norm_parameters(self.model.base, blocks=None if blocks is None else range(blocks))
 
     def objective(self, batch: Input) -> Objective:
