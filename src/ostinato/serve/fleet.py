@@ -19,6 +19,7 @@ import torch
 
 from ostinato.errors import OstinatoError, StateError, did_you_mean
 from ostinato.methods._ostinato_streams import Answer, StreamMethod
+from ostinato.ops.blocks import find_blocks
 from ostinato.ops.snapshot import State
 from ostinato.serve.answers import seen
 from ostinato.serve.batching import Batcher, Job
@@ -82,6 +83,10 @@ class Fleet:
             threads=self.threads,
             device=served.model.device,
         )
+        self._points = [
+            block.register_forward_pre_hook(self.learner.give_way)
+            for block in find_blocks(served.model.base).values()
+        ]
         self.streams: dict[str, Stream] = {}
         self.ready = self.leaving = False
         self._starts: dict[str, State] = {}
@@ -111,6 +116,8 @@ class Fleet:
         self.ready, self.leaving = False, True
         self.batcher.stop()
         self.learner.stop()
+        for point in self._points:
+            point.remove()
         for stream in self.streams.values():
             if stream.dirty:
                 self.snapshot(stream)
