@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo serve-demo test test-slow lint format clean
+.PHONY: demo serve-demo test test-slow docs lint format clean
 .DEFAULT_GOAL := help
 
 help:
@@ -11,6 +11,7 @@ help:
 	@echo "make serve-demo a server with three simulated cameras, and its live page"
 	@echo "make test       set up, then every check (lint, types, imports, tests)"
 	@echo "make test-slow  the long runs on real images and weights"
+	@echo "make docs       the documentation site, in build/site"
 	@echo "make format     format the code"
 
 $(READY): pyproject.toml
@@ -36,6 +37,10 @@ test: lint
 
 test-slow: $(READY)
 	$(BIN)/python -m pytest -m "slow or real"
+
+docs: $(READY)
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --editable '.[docs]'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 format: $(READY)
 	$(BIN)/ruff check --fix .

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ostinato.bench.diagnostics import write_diagnostics
 from ostinato.bench.provenance import Provenance
 from ostinato.bench.record import Record
 from ostinato.bench.results import RunFolder
@@ -51,11 +52,13 @@ def make_run(
         for index, (number, domain) in enumerate(places):
             row = _pixels(draw) if pixels else _images(draw, error)
             if decide:
-                row |= _decision(index, number, domain, draw, described)
+                row |= _decision(index, number, domain, draw, described, pixels)
             folder.append(
                 Record(run=folder.hash, index=index, round=number, domain=domains[domain],
                        seconds=0.05, trained=100 * decide, **row)
             )  # fmt: skip
+        if decide:
+            write_diagnostics(folder, {"blocks": _blocks(draw, len(domains))})
         if complete:
             folder.complete(summarise(folder.records()))
     return folder.path
@@ -79,7 +82,7 @@ def _pixels(draw: np.random.Generator) -> dict[str, Any]:
 
 
 def _decision(
-    index: int, number: int, domain: int, draw: np.random.Generator, described: bool
+    index: int, number: int, domain: int, draw: np.random.Generator, described: bool, pixels: bool
 ) -> dict[str, Any]:
     new = number == 0 and bool(draw.random() < 0.3 or index == 0)
     found = {
@@ -87,5 +90,21 @@ def _decision(
         "distance": None if index == 0 else round(float(draw.random()), 4),
         "distances": tuple((d, 0.1) for d in range(domain)),
     }  # fmt: skip
+    trust = [0.0, *draw.choice([0.1, 0.2, 0.3], 9)]
     centre = np.full(6, 4.0 * domain) + draw.normal(0, (1, 0.6, 0.3, 0.2, 0.1, 0.1))
-    return {"decision": found, "descriptor": tuple(centre.round(3)) if described else ()}
+    return {
+        "decision": found,
+        "descriptor": tuple(centre.round(3)) if described else (),
+        "trust": () if pixels else tuple(float(value) for value in trust),
+    }
+
+
+def _blocks(draw: np.random.Generator, domains: int) -> dict[str, Any]:
+    """Distances of four blocks, halved by the experts."""
+    found = {}
+    for number in range(domains):
+        before = draw.uniform(0.5, 2, 4).round(4)
+        found[str(number)] = {
+            "images": 90, "trust": 0.2, "before": before.tolist(), "after": (before / 2).tolist(),
+        }  # fmt: skip
+    return found

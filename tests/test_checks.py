@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from ostinato.checks import check_method
+from ostinato.checks import check_method, small_batches
+from ostinato.checks.building import builder
 from ostinato.methods.base import Input, Method, MethodInfo, Objective
-from ostinato.ops.snapshot import State
+from ostinato.ops.snapshot import Scalars, State
 from ostinato.registry import METHODS
 
 # The same code with fewer repetitions, where the defaults repeat a step many times.
@@ -118,6 +119,75 @@ def test_suite_notices_state_that_grows_with_every_batch(broken):
             self.tensors = dict(state.tensors)
 
     assert failed(broken(Hoarder)) == ["Memory stays bounded when the same domains return"]
+
+
+def test_suite_notices_a_method_that_learns_nothing_from_its_stream(broken):
+    class Idle(Method):
+        name = "idle"
+        info = INFO
+
+        def trainable(self) -> dict[str, nn.Parameter]:
+            return {f"head.{k}": p for k, p in self.model.base.head.named_parameters()}
+
+    assert failed(broken(Idle)) == [
+        "It learns from the suite's own stream, so that the other checks see it learn"
+    ]
+
+
+def test_suite_notices_what_exceptions_threads_and_copies_break(broken):
+    class Fragile(Method):
+        name = "fragile"
+        info = INFO
+
+        def configure(self) -> None:
+            self.busy = False
+            count = self.track("count", Scalars(batches=0))
+            self.bump = lambda: count.update(batches=count["batches"] + 1)  # a copy bumps it too
+
+        def objective(self, batch: Input) -> Objective:
+            self.bump()
+            block = self.model.base.blocks[0]
+            handle = block.register_forward_hook(lambda module, inputs, output: output * 2)
+            logits = self.logits(batch)
+            handle.remove()  # not after an exception
+            return Objective(logits)
+
+        def preview(self, batch: Input) -> torch.Tensor:
+            if self.busy:
+                raise RuntimeError("not twice")
+            self.busy = True
+            return self.logits(batch)
+
+    problems = failed(broken(Fragile))
+    assert problems == [
+        "A deep copy and a pickled one go on alike and leave the original alone",
+        "Threads may call, predict and learn at once",
+        "After an exception at any hook it can be reset and unwrapped as if nothing had been",
+    ]
+
+
+def test_suite_notices_a_save_that_a_full_disk_spoils(broken):
+    class Rash(Method):
+        name = "rash"
+        info = INFO
+
+        def save(self, path, *, buffers=False) -> None:
+            with open(path, "wb") as file:  # noqa: PTH123
+                file.write(b"half")
+            super().save(path, buffers=buffers)
+
+    assert failed(broken(Rash)) == [
+        "A disk that fails leaves the old file and the state; a cut file is refused"
+    ]
+
+
+def test_our_own_method_founds_a_domain_and_learns_in_the_suite():
+    build = builder("ostinato", METHODS["ostinato"], {})
+    method = build()
+    updated = [method.step(batch).updated for batch in small_batches(9)]
+    assert any(updated)
+    assert len(method.bank.domains) >= 1
+    assert any(domain.share > 0 for domain in method.bank.domains.values())
 
 
 def test_a_new_method_is_one_class(broken):

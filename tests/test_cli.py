@@ -373,3 +373,27 @@ def test_a_remembered_list_needs_no_torch(tmp_path: Path) -> None:
         found.append((done.stdout, done.stderr.split()[-1]))
     assert found[0] == (found[1][0], "True")
     assert found[1][1] == "False"
+
+
+# Help.
+
+NOISE = re.compile(r"\{None|\bSTR\b|\bINT\b|\bPATH\b|\bFLOAT\b|default: (None)?\)")
+
+
+@pytest.mark.parametrize("name", sorted(cli.COMMANDS))
+def test_help_says_what_is_wanted(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(*name.split(), "--help") == 0
+    shown = capsys.readouterr().out
+    assert "usage" in shown
+    assert not NOISE.search(shown)
+
+
+def test_a_bare_command_shows_its_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("run") == 0
+    shown = capsys.readouterr().out
+    assert "--data [folder:DIR | NAME | KEY=VALUE ...]" in shown
+
+
+def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--version") == 0
+    assert capsys.readouterr().out == f"ostinato {ostinato.__version__}\n"

@@ -18,6 +18,7 @@ from ostinato.domains.descriptor import (
     _dft_matrix,
     radius_for,
 )
+from ostinato.domains.texture import _trues
 from ostinato.errors import ConfigError, InputError
 from ostinato.registry import DESCRIPTORS
 
@@ -156,3 +157,11 @@ def test_a_radius_below_one_is_refused() -> None:
 def test_dimensions_at_the_usual_sizes() -> None:
     assert [LowFrequency()(images(s, s, 0, 1)).shape[1] for s in (224, 32)] == [1089, 25]
     assert radius_for(384, 384) == 27
+
+
+@pytest.mark.parametrize("count", [1, 8, 2040, 2041, 3072, 50176])
+def test_truths_are_counted_eight_at_a_time(count):
+    found = torch.rand(3, 2, count, generator=torch.Generator().manual_seed(0)) < 0.7
+    assert torch.equal(_trues(found), found.sum(-1))
+    every = torch.ones(2, count, dtype=torch.bool)
+    assert torch.equal(_trues(every), every.sum(-1))

@@ -60,7 +60,7 @@ def test_step_equals_the_hand_computation():
     assert 2 < kept < 16
     # lr is stated for 64 images, so a batch of 16 has a quarter of it.
     loss = by_hand(hand, pixels, lr=0.5 * 16 / 64, radius=radius, bound=bound)
-    settings = {"kappa": kappa, "radius": radius, "recover_below": -1.0, "blocks": None}
+    settings = {"kappa": kappa, "radius": radius, "recover_below": -1.0, "first_blocks": None}
     method = adapt(Small(), "sar", normalize="none", lr=0.5, momentum=0.0, **settings)
     out = method.step(pixels)
     assert out.loss == pytest.approx(loss, rel=1e-5)
@@ -116,14 +116,14 @@ def test_recovery_below_the_bound_and_the_average_of_the_loss():
 
 
 def test_only_norms_of_the_first_blocks_move():
-    method = adapt(small_model(), "sar", blocks=1)
+    method = adapt(small_model(), "sar", first_blocks=1)
     assert sorted(method.trainable()) == [
         "blocks.0.norm1.bias",
         "blocks.0.norm1.weight",
         "blocks.0.norm2.bias",
         "blocks.0.norm2.weight",
     ]
-    every = adapt(copy.deepcopy(small_model()), "sar", blocks=None)
+    every = adapt(copy.deepcopy(small_model()), "sar", first_blocks=None)
     assert "norm.weight" in every.trainable()
 
 

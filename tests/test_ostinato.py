@@ -33,7 +33,7 @@ def small():
 @pytest.fixture
 def trusting(monkeypatch):
     """Maps are always trusted, which a model with random weights would not let happen."""
-    monkeypatch.setattr(core, "TOLERANCE", 10.0)
+    monkeypatch.setattr(core, "TRUSTED", 10.0)
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +87,7 @@ def test_clean_images_are_the_source_s(tune):
 def test_a_corruption_founds_a_domain_and_does_no_harm(tune):
     images, labels, statistics = tune
     part, truth = images[200 : 200 + CORRUPTED], labels[200 : 200 + CORRUPTED]
-    bad = corrupt(part, "defocus_blur", 5, list(range(CORRUPTED)), constants="cifar")
+    bad = corrupt(part, "contrast", 5, list(range(CORRUPTED)), constants="cifar")
     method = adapt(embedded_model(), statistics=statistics, preset="forward-only")
     answers, sources, events = [], [], []
     for batch in bad.split(50):

@@ -30,7 +30,7 @@ def small():
 @pytest.fixture
 def method(small, monkeypatch):
     """A method that has founded a domain, trusts its maps and has learned."""
-    monkeypatch.setattr(core, "TOLERANCE", 10.0)
+    monkeypatch.setattr(core, "TRUSTED", 10.0)
     method = build(small)
     for batch in shifted(4):
         method(batch)
@@ -216,7 +216,7 @@ def _run(method, stream: list[Tensor]) -> None:
 
 @pytest.mark.parametrize("after", range(6))
 def test_an_exception_leaves_the_method_usable_and_reset_exact(small, monkeypatch, after):
-    monkeypatch.setattr(core, "TOLERANCE", 10.0)
+    monkeypatch.setattr(core, "TRUSTED", 10.0)
     method, fresh = build(small), build(small)
     stream = small_batches(9)
     expected = [fresh(batch) for batch in stream]

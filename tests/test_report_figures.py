@@ -22,11 +22,11 @@ from ostinato.report.domains import chosen, discriminator_timeline, pool_growth,
 from ostinato.report.figure import Figure, Missing, Part
 from ostinato.report.over_time import error_over_time, running, so_far
 from ostinato.report.per_domain import error_per_domain
+from ostinato.report.reliability import cost_against_accuracy, reliability_diagram
 from ostinato.report.runs import Variant, read_variants
 from ostinato.report.spectra import Projection, descriptor_map, descriptors, ellipse
-from ostinato.report.style import spread
+from ostinato.report.style import spread, theme
 from ostinato.report.timeline import visits
-from ostinato.report.trust import cost_against_accuracy, reliability_diagram
 
 make_run = runpy.run_path(str(Path(__file__).with_name("_report_runs.py")))["make_run"]
 FDD = {"discriminator": {"descriptor": "low"}}
@@ -89,7 +89,9 @@ def test_the_drawn_line_is_the_data(variants: list[Variant]) -> None:
     figure = only(error_over_time(variants))
     tent = variants[1]
     shown = column(figure, "running error", run=tent.label)
-    paths = re.findall(r'<path d="([^"]*)"[^>]*stroke: ' + tent.colour, figure.svg)
+    paths = re.findall(
+        r'<path d="([^"]*)"[^>]*stroke: ' + re.escape(theme(tent.colour)), figure.svg
+    )
     heights = [float(y) for _, y in re.findall(r"[ML] ([\d.]+) ([\d.]+)", paths[0])]
     assert len(heights) == len(shown)
     assert np.corrcoef(heights, np.array(shown, dtype=float))[0, 1] < -0.9999

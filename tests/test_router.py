@@ -11,7 +11,7 @@ from ostinato.domains.splitting import fresh, split_off
 from ostinato.domains.verdict import FAR, SOURCE
 from ostinato.errors import StateError
 from ostinato.ops.snapshot import State
-from ostinato.ops.whitening import Content, held_out_spread, shrunk, whitener
+from ostinato.ops.whitening import Content, bend, even, held_out, shrunk, whitener, within
 
 WIDTH = 24
 
@@ -57,25 +57,46 @@ def test_whitening_gives_the_identity():
     assert torch.allclose(placed.T @ placed / len(placed), torch.eye(WIDTH).double(), atol=0.05)
 
 
-def test_spread_is_measured_on_images_that_whitening_did_not_see():
+def test_the_unit_is_measured_on_images_that_the_coordinates_did_not_see():
     few = correlated(2 * WIDTH, seed=2).double()
     few = (few - few.mean(0)) / few.std(0)
-    seen = few @ whitener(few.T @ few / len(few))
-    within = float(seen.square().sum(1).mean()) / WIDTH
-    assert held_out_spread(few) > 1.1 * within
-    assert held_out_spread(few[:9]) == 1.0
-    many = correlated(4000, seed=3).double()
-    assert held_out_spread(many / many.std(0)) == pytest.approx(1.0, abs=0.3)
+    bent = bend(few @ even(within([few])))
+    matrix = whitener(within([bent]))
+    seen = float(((bent - bent.mean(0)) @ matrix).square().sum(1).mean()) / WIDTH
+    assert held_out([few], matrix) > 1.1 * seen
+    assert held_out([few[:9]], matrix) == 1.0
+
+
+def test_clean_images_lie_around_zero_with_spread_one():
+    content = Content.of(correlated(1000, seed=3), [correlated(200, seed=5) * 2 + 3])
+    placed = content.place(correlated(1000, seed=6))
+    assert float(placed.mean(0).abs().max()) < 0.2
+    assert 0.3 < float(placed.square().mean()) < 1.5
+
+
+def test_altered_images_tell_how_content_varies_not_where_it_lies():
+    clean = correlated(400, seed=0)
+    wide = correlated(400, seed=7).clone()
+    wide[:, 0] *= 8
+
+    def apart(content: Content, values: Tensor) -> float:
+        placed = content.place(values)
+        return float((placed - placed.mean(0)).square().mean())
+
+    plain = apart(Content.of(clean), wide)
+    assert apart(Content.of(clean, [wide + 1]), wide) < 0.8 * plain
+    groups = [clean.double(), wide.double()]
+    moved = [clean.double(), wide.double() + 50]
+    assert torch.allclose(within(groups), within(moved))
 
 
 def test_numbers_that_never_vary_do_not_blow_up():
     values = correlated(100, seed=4)
     values[:, 3] = 7.0
     content = Content.of(values)
-    assert bool(whitener(content.covariance).isfinite().all())
     other = values[:1].clone()
     other[:, 3] += 1e-3
-    assert bool(content.standard(other).isfinite().all())
+    assert bool(content.place(other).isfinite().all())
 
 
 # Splitting.
@@ -153,7 +174,7 @@ def test_streams_find_their_domains(router, kind):
     pairs = []
     view = router.view()
     for values, truth in batches:  # owners once everything is known
-        found = view.decide(router.content.standard(values)).owners()
+        found = view.decide(router.content.place(values)).owners()
         pairs += list(zip(truth, found, strict=True))
     names = {
         true: max(set(own), key=own.count)
@@ -196,7 +217,7 @@ def test_repeated_images_found_nothing(router):
 
 def test_an_image_that_nothing_explains_goes_to_the_source(router):
     router.observe(correlated(40, seed=13) + shift(1))
-    far = router.content.standard(correlated(3, seed=14) + 10 * shift(2))
+    far = router.content.place(correlated(3, seed=14) + 10 * shift(2))
     verdict = router.view().decide(far)
     assert verdict.far.all()
     assert float(verdict.distance.min()) > FAR
@@ -239,13 +260,13 @@ def test_a_domain_that_loses_its_images_in_a_renewal_is_gone(router):
     router.observe(correlated(40, seed=16) + shift(1))
     router.next_id = 3
     router._move((router.owner == 1).nonzero()[:2, 0], 1, 2)
-    router.sums[2] += 2 * (router.content.standard(shift(3)[None])[0] - router.sums[2] / 2)
+    router.sums[2] += 2 * (router.content.place(shift(3)[None])[0] - router.sums[2] / 2)
     router._view = None  # a mean that explains none of its images any more
     change = router.observe(correlated(100, seed=17) + shift(1))
     assert change.merged == ((2, 1),)
     assert router.domains == (1,)
     assert float(router.counts[1]) == 140
-    clean = router.view().decide(router.content.standard(correlated(100, seed=18)))
+    clean = router.view().decide(router.content.place(correlated(100, seed=18)))
     assert clean.owners() == [SOURCE] * 100
 
 
@@ -254,7 +275,7 @@ def test_deciding_changes_nothing(router):
     before = router.export_state().clone()
     view = router.view()
     parts = [tensor.clone() for tensor in (view.means, view.spreads, view.counts, view.mix)]
-    view.decide(router.content.standard(correlated(40, seed=20) + shift(2)))
+    view.decide(router.content.place(correlated(40, seed=20) + shift(2)))
     after = router.export_state()
     assert all(torch.equal(tensor, after.tensors[name]) for name, tensor in before.tensors.items())
     assert before.values == after.values
@@ -301,7 +322,7 @@ def _no_source(state: State) -> None:
 
 
 def _narrow(state: State) -> None:
-    state.tensors["covariance"] = state.tensors["covariance"][:-1]
+    state.tensors["recent"] = state.tensors["recent"][:, :-1]
 
 
 def _without(state: State) -> None:
@@ -324,7 +345,7 @@ def _uncounted(state: State) -> None:
 
 
 def _not_positive(state: State) -> None:
-    state.tensors["covariance"] = -state.tensors["covariance"]
+    state.tensors["spreads"] = -state.tensors["spreads"]
 
 
 @pytest.mark.parametrize(

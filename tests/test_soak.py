@@ -185,9 +185,10 @@ class Forked:
 
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # pytest's own threads
 def test_a_soak_with_a_kill_writes_its_page(tmp_path: Path) -> None:
-    plan = settle_plan(tmp_path, TINY)
-    soak(tmp_path, plan, batches=12, kills=1, launch=Forked)
-    assert done(tmp_path) == 12
+    plan = settle_plan(tmp_path, TINY.replace(seed=1))  # whose kill comes early
+    assert kill_points(plan, 32, 1) == [4]
+    soak(tmp_path, plan, batches=32, kills=1, launch=Forked)
+    assert done(tmp_path) == 32
     found = read_piece(tmp_path)
     assert (found.lives, found.differing, faults([found])) == (2, (), [])
     write_page((tmp_path, tmp_path), tmp_path / "page")
@@ -196,7 +197,7 @@ def test_a_soak_with_a_kill_writes_its_page(tmp_path: Path) -> None:
     assert "<script" not in text
     HTMLParser().feed(text)
     numbers = json.loads((tmp_path / "page" / NUMBERS).read_text())
-    assert (numbers["batches"], len(numbers["tenths"])) == (24, 10)
+    assert (numbers["batches"], len(numbers["tenths"])) == (64, 10)
     assert not [p for p in tmp_path.iterdir() if p.suffix == ".tmp"]
 
 

@@ -16,7 +16,7 @@ from ostinato.checks import small_batches, small_model
 from ostinato.domains.router import Router
 from ostinato.domains.routes import Routes, packed
 from ostinato.experts.flat import FlatBranches
-from ostinato.experts.routed import Branch, Expert, Hooks, Pass
+from ostinato.experts.routed import SCALE, Branch, Expert, Hooks, Pass
 from ostinato.experts.stack import START, Layout, Stack, StackPass
 from ostinato.ops.moments import BlockMap, block_map, token_moments
 from ostinato.ops.whitening import Content
@@ -73,7 +73,8 @@ def test_rows_answer_as_experts_one_by_one(owners, shared, layout, kind):
         with hooks.open(Pass(owners, known, shared)):
             plain = model(batch)
         for alone in {single, None}:
-            with hooks.open(StackPass(index, stack.now, shared, single=alone)):
+            scaled = tuple(Branch(one.down, SCALE * one.up) for one in shared)
+            with hooks.open(StackPass(index, stack.now, scaled, single=alone)):
                 fast = model(batch)
             assert torch.allclose(fast, plain, rtol=KINDS[kind], atol=KINDS[kind])
 
@@ -132,9 +133,9 @@ def test_routes_decide_as_the_view_does():
     assert len(router.ids) == 4
     view, content = router.view(), router.content
     rows = [0, 5, 0, 7]
-    routes = Routes(packed(view, rows), view.whiten, content.mean.double(), content.scale.double())
+    routes = Routes(packed(view, rows), content)
     batch = torch.cat([descriptors(5, 50 + k, off) for k, off in enumerate((0, 6, -6, 12, 300))])
-    verdict, routed = view.decide(content.standard(batch)), routes(batch)
+    verdict, routed = view.decide(content.place(batch)), routes(batch)
     assert routed.owners.tolist() == verdict.owners()
     assert torch.allclose(routed.distance, verdict.distance)
     table = dict(zip(view.ids, rows, strict=True))

@@ -31,7 +31,7 @@ def adapt(
     statistics: SourceStatistics | str | Path | None = None,
     prepared: State | str | Path | None = None,
     targets: Any = None,
-    blocks: Choice = None,
+    blocks: Any = ...,
     normalize: Normalize = "model",
     mean: Triple | None = None,
     std: Triple | None = None,
@@ -50,7 +50,7 @@ def adapt(
         prepared: what `ostinato prepare` wrote, or its path.
         targets: where experts go: names, a regex or a predicate; found by structure if None.
         blocks: the modules whose outputs are read and moved, likewise, for models whose blocks
-            are not found.
+            are not found. A number or None is the setting of that name of methods that have one.
         normalize: "model" (pixels in, the wrapper normalises), "none" or "input".
         mean: of the model's input convention, where the model does not tell.
         std: likewise.
@@ -76,9 +76,11 @@ def adapt(
     if isinstance(prepared, (str, Path)):
         prepared = _read_prepared(prepared, method, model)
     check_resources(model, statistics, prepared)
+    if isinstance(blocks, int) or (blocks is None and "blocks" in kind.Config.model_fields):
+        settings["blocks"] = blocks
     config = resolve_config(kind, preset, settings)
     vision = VisionModel(model, normalize=normalize, mean=mean, std=std)
-    choose_blocks(model, blocks)
+    choose_blocks(model, None if blocks is ... or "blocks" in settings else blocks)
     try:
         adapted: Method = kind(vision, config, Resources(statistics, prepared), targets)
     except (LookupError, RuntimeError) as error:

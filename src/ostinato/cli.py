@@ -8,8 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import NoReturn
 
 import tyro
 
@@ -27,11 +26,11 @@ from ostinato.cli_serve import (
 )
 from ostinato.cli_serve_demo import serve_demo_command
 from ostinato.cli_speed import speed_command
+from ostinato.cli_trial import trial_command
+from ostinato.cli_words import Named, Place
 from ostinato.errors import OstinatoError, did_you_mean
 from ostinato.report.command import report as report_command
 from ostinato.soak.command import soak_command
-
-Name = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="NAME")]
 
 USAGE = """Ostinato: continual test-time adaptation that remembers the domains it has met.
 
@@ -41,7 +40,7 @@ usage: ostinato COMMAND [options]        ostinato COMMAND --help for its options
 """
 
 
-def _demo(quick: bool = False, out: Path | None = None) -> None:
+def _demo(quick: bool = False, out: Place = None) -> None:
     """Adapt an embedded model to a stream of returning domains; print a table, write a report.
 
     Args:
@@ -53,7 +52,7 @@ def _demo(quick: bool = False, out: Path | None = None) -> None:
     demo(quick, out)
 
 
-def _check(method: Name) -> None:
+def _check(method: Named) -> None:
     """Run the public conformance suite on a method.
 
     Args:
@@ -71,6 +70,7 @@ def _check(method: Name) -> None:
 
 COMMANDS: dict[str, tuple[Callable[..., None], str]] = {
     "demo": (_demo, "adapt an embedded model to domains that come back; table and report"),
+    "trial": (trial_command, "should I use this? Your model and images in, a page out"),
     "list": (list_command, "methods | datasets | streams | tables | ...: what is registered"),
     "check": (_check, "METHOD: run the conformance suite"),
     "prepare": (prepare_command, "METHOD: make what it needs from source images; a file"),
@@ -92,6 +92,10 @@ COMMANDS: dict[str, tuple[Callable[..., None], str]] = {
     "speed": (speed_command, "images per second and memory of a step, beside the forward alone"),
     "soak": (soak_command, "adapt for hours with reloads and kills; a page about what broke"),
 }
+
+
+ALONE = frozenset({"demo", "speed"})
+"""Commands that say enough without a further word; any other then shows its help."""
 
 
 def usage(group: str = "") -> str:
@@ -119,6 +123,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     name, rest = " ".join(given[:words]), given[words:]
     if name not in COMMANDS:
         _fail(f"There is no command {name!r}. {did_you_mean(name, COMMANDS)}")
+    if not rest and name not in ALONE:
+        rest = ["--help"]
     try:
         tyro.cli(COMMANDS[name][0], args=rest, prog=f"ostinato {name}")
     except OstinatoError as error:

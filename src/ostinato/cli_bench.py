@@ -5,40 +5,60 @@ from __future__ import annotations
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-import tyro
-
+from ostinato.cli_words import (
+    Amount,
+    Count,
+    Data,
+    Factors,
+    File,
+    Folder,
+    Metric,
+    Name,
+    Named,
+    Names,
+    Normalize,
+    Number,
+    Out,
+    Place,
+    Precision,
+    Runs,
+    Seeds,
+    Source,
+    Spec,
+    Weights,
+    Words,
+)
 from ostinato.errors import ConfigError, DataError
 
-Words = Annotated[tuple[str, ...], tyro.conf.arg(metavar="[KEY=VALUE ...]")]
 Form = Literal["terminal", "markdown", "latex", "csv", "json"]
 
 
 def run_command(
-    spec: Annotated[Path | None, tyro.conf.Positional] = None,
+    spec: Spec = None,
     /,
     *,
-    model: str | None = None,
-    weights: str | None = None,
-    normalize: Literal["model", "none", "input"] | None = None,
-    stream: str | None = None,
-    data: Words = (),
-    root: str | None = None,
-    method: str | None = None,
-    preset: str | None = None,
+    model: Name = None,
+    weights: Weights = None,
+    normalize: Normalize = None,
+    stream: Name = None,
+    data: Data = (),
+    root: Folder = None,
+    method: Name = None,
+    preset: Name = None,
     settings: Words = (),
-    statistics: str | None = None,
-    prepared: str | None = None,
-    clean: str | None = None,
-    seeds: tuple[int, ...] = (),
-    batch_size: int | None = None,
-    device: str | None = None,
-    precision: Literal["fp32", "tf32", "bf16"] | None = None,
+    statistics: Source = None,
+    prepared: Source = None,
+    clean: Name = None,
+    seeds: Seeds = (),
+    batch_size: Number = None,
+    device: Name = None,
+    precision: Precision = None,
     set: Words = (),
-    out: Path = Path("runs"),
+    out: Out = Path("runs"),
     again: bool = False,
-    every: int = 50,
+    every: Count = 50,
 ) -> None:
     """Run a method on a stream, or go on with a run that was interrupted.
 
@@ -48,7 +68,8 @@ def run_command(
         weights: a checkpoint file, or 'random'.
         normalize: the input convention.
         stream: a registered stream.
-        data: the stream's settings, such as limit=500 domains=[fog,snow].
+        data: your own images (folder:DIR, a folder of class folders; several are several domains),
+            a data set (NAME or NAME:SPLIT), and settings such as limit=500 domains=[fog,snow].
         root: the folder that holds the data sets, or 'embedded' for the package's own images.
         method: a registered method.
         preset: the method's named settings.
@@ -66,14 +87,14 @@ def run_command(
         every: batches between checkpoints.
     """
     from ostinato.bench.runner import resume, run
-    from ostinato.bench.spec import parse_pairs
+    from ostinato.bench.spec import parse_data, parse_pairs
 
     given: dict[str, Any] = {
         "model": model,
         "weights": weights,
         "normalize": normalize,
         "stream": stream,
-        "data": parse_pairs(data) or None,
+        "data": parse_data(data) or None,
         "roots": root,
         "method": method,
         "preset": preset,
@@ -103,25 +124,25 @@ def run_command(
 
 
 def table_command(
-    name: Annotated[str, tyro.conf.Positional],
+    name: Named,
     /,
     *,
     scale: Literal["small", "full"] = "small",
-    methods: tuple[str, ...] = (),
-    preset: str | None = None,
-    seeds: tuple[int, ...] = (),
-    root: str | None = None,
-    weights: str | None = None,
+    methods: Names = (),
+    preset: Name = None,
+    seeds: Seeds = (),
+    root: Folder = None,
+    weights: Weights = None,
     set: Words = (),
     only: Words = (),
     format: Form = "terminal",
-    save: Path | None = None,
-    out: Path = Path("runs"),
+    save: Place = None,
+    out: Out = Path("runs"),
     again: bool = False,
     finished: bool = False,
-    memory: float = 1.0,
-    jobs: int = 1,
-    factors: Path | None = None,
+    memory: Amount = 1.0,
+    jobs: Count = 1,
+    factors: File = None,
 ) -> None:
     """Make one of the paper's tables: run what is missing, print it beside the printed figures.
 
@@ -167,23 +188,23 @@ def table_command(
 
 
 def search_command(
-    name: Annotated[str, tyro.conf.Positional],
+    name: Named,
     /,
     *,
-    factors: tuple[float, ...] = (),
+    factors: Factors = (),
     scale: Literal["small", "full"] = "small",
-    methods: tuple[str, ...] = (),
-    seeds: tuple[int, ...] = (),
-    root: str | None = None,
-    weights: str | None = None,
+    methods: Names = (),
+    seeds: Seeds = (),
+    root: Folder = None,
+    weights: Weights = None,
     set: Words = (),
     only: Words = (),
     format: Form = "terminal",
-    save: Path | None = None,
-    out: Path = Path("runs"),
+    save: Place = None,
+    out: Out = Path("runs"),
     finished: bool = False,
-    memory: float = 1.0,
-    jobs: int = 1,
+    memory: Amount = 1.0,
+    jobs: Count = 1,
 ) -> None:
     """Search each method's learning rate on a table's stream; the same factors for all of them.
 
@@ -252,13 +273,13 @@ def _show(result: Any, form: str, save: Path | None) -> None:
 
 
 def compare_command(
-    runs: Annotated[tuple[Path, ...], tyro.conf.Positional],
+    runs: Runs,
     /,
     *,
-    baseline: str | None = None,
-    metric: Literal["error", "accuracy", "miou"] | None = None,
-    resamples: int = 10_000,
-    confidence: float = 0.95,
+    baseline: Folder = None,
+    metric: Metric = None,
+    resamples: Count = 10_000,
+    confidence: Amount = 0.95,
     parts: bool = True,
 ) -> None:
     """Compare runs of one stream with the first: paired, with bootstrap confidence intervals.

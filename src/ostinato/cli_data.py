@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated
-
-import tyro
-
-from ostinato.cli_bench import Words
-
-Name = Annotated[str, tyro.conf.Positional]
+from ostinato.cli_words import Count, Named, Out, Words
 
 
-def data_check_command(name: Name, /, *, root: Path, option: Words = (), samples: int = 3) -> None:
+def data_check_command(
+    name: Named, /, *, root: Out, option: Words = (), samples: Count = 3
+) -> None:
     """Is a data set there and whole? Layout, counts, a few decoded images; status 1 if not.
 
     Args:
@@ -33,10 +28,10 @@ def data_check_command(name: Name, /, *, root: Path, option: Words = (), samples
 
 
 def data_fetch_command(
-    name: Name,
+    name: Named,
     /,
     *,
-    root: Path,
+    root: Out,
     keep: bool = False,
     force: bool = False,
     progress: bool = True,

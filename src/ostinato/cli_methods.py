@@ -9,7 +9,18 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from ostinato.cli_bench import Words
+from ostinato.cli_words import (
+    Count,
+    Given,
+    Name,
+    Named,
+    Number,
+    Origin,
+    Place,
+    Weights,
+    Words,
+    Written,
+)
 from ostinato.errors import ConfigError
 from ostinato.lines import columns
 from ostinato.lines import markdown as as_markdown
@@ -51,22 +62,22 @@ def _listed(kind: Kind) -> list[list[str]]:
 
 
 def prepare_command(
-    method: Annotated[str, tyro.conf.Positional],
+    method: Named,
     /,
     *,
-    model: str,
-    data: str,
-    out: Path,
-    weights: str | None = None,
-    num_classes: int | None = None,
-    root: Path | None = None,
-    images: int | None = None,
+    model: Given,
+    data: Origin,
+    out: Written,
+    weights: Weights = None,
+    num_classes: Number = None,
+    root: Place = None,
+    images: Number = None,
     normalize: Literal["model", "none", "input"] = "model",
-    transform: str | None = None,
-    preset: str | None = None,
+    transform: Name = None,
+    preset: Name = None,
     settings: Words = (),
-    seed: int = 0,
-    device: str = "auto",
+    seed: Count = 0,
+    device: Given = "auto",
 ) -> None:
     """Make what a method needs from source images before deployment, and write it to a file.
 

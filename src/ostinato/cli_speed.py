@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, Literal
 
+from ostinato.cli_words import Count, Counts, File, Given, Names, Weights
 from ostinato.errors import ConfigError
 from ostinato.lines import columns
 
@@ -14,21 +14,21 @@ HEAD = ("", "images/s", "ms a batch", "× forward", "p50 ms", "p99 ms", "learned
 
 def speed_command(
     *,
-    model: str = "vit_tiny_patch16_224",
-    weights: str | None = None,
-    batch_size: tuple[int, ...] = (50,),
-    steps: int = 10,
-    ways: tuple[str, ...] = (),
-    domains: tuple[int, ...] = (1,),
+    model: Given = "vit_tiny_patch16_224",
+    weights: Weights = None,
+    batch_size: Counts = (50,),
+    steps: Count = 10,
+    ways: Names = (),
+    domains: Counts = (1,),
     mixed: bool = False,
-    stream: int = 0,
-    stream_images: int = 1200,
+    stream: Count = 0,
+    stream_images: Count = 1200,
     routing: bool = True,
-    device: str = "auto",
+    device: Given = "auto",
     precision: Literal["fp32", "tf32", "bf16"] = "fp32",
     normalize: Literal["model", "none"] = "model",
-    profile: Path | None = None,
-    plot: Path | None = None,
+    profile: File = None,
+    plot: File = None,
 ) -> None:
     """Time and memory of a batch beside the forward alone: TENT, our predict, learn, both.
 

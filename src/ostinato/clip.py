@@ -10,6 +10,20 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ostinato.errors import ConfigError
+from ostinato.ops.blocks import choose_blocks, find_blocks
+
+
+class _Images(nn.Module):
+    """A CLIP-like model of which the image side's blocks count alone."""
+
+    def __init__(self, whole: nn.Module) -> None:
+        super().__init__()
+        self.whole = whole
+        for tower in ("vision_model", "visual"):
+            side = getattr(whole, tower, None)
+            if isinstance(side, nn.Module):
+                choose_blocks(self, [f"whole.{tower}.{name}" for name in find_blocks(side)])
+                break
 
 
 class ZeroShot(nn.Module):
@@ -25,16 +39,17 @@ class ZeroShot(nn.Module):
 
     def __init__(self, clip: nn.Module, embeddings: Tensor) -> None:
         super().__init__()
-        self.clip = clip
+        self.clip = _Images(clip)
         self.config = getattr(clip, "config", None)
         self.register_buffer("embeddings", F.normalize(embeddings.detach().float(), dim=1))
 
     def forward(self, pixel_values: Tensor) -> Tensor:
         """(B, C): scaled cosine of each image with each text, plus the model's bias if any."""
-        features = _features(self.clip, ("get_image_features", "encode_image"), pixel_values)
+        clip = self.clip.whole
+        features = _features(clip, ("get_image_features", "encode_image"), pixel_values)
         cosine = F.normalize(features.float(), dim=1) @ self.embeddings.T.to(features.device)
-        scale = getattr(self.clip, "logit_scale", None)
-        bias = getattr(self.clip, "logit_bias", None)
+        scale = getattr(clip, "logit_scale", None)
+        bias = getattr(clip, "logit_bias", None)
         logits = cosine if scale is None else cosine * scale.detach().float().exp()
         return logits if bias is None else logits + bias.detach().float()
 

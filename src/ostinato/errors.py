@@ -7,7 +7,14 @@ from difflib import get_close_matches
 
 
 class OstinatoError(Exception):
-    """The root of every error this library raises on purpose."""
+    """The root of every error this library raises on purpose.
+
+    >>> try:
+    ...     raise ConfigError("lr = -1: choose a number above 0.")
+    ... except OstinatoError as error:
+    ...     print(error)
+    lr = -1: choose a number above 0.
+    """
 
 
 class ConfigError(OstinatoError, ValueError):

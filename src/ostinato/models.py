@@ -150,6 +150,11 @@ class VisionModel(nn.Module):
             )
         return self._sized(images.float())
 
+    def knows(self, images: Tensor) -> bool:
+        """Whether images of this size were taken before."""
+        size = tuple(getattr(images, "shape", ()))[-2:]
+        return size in self._taken
+
     def _sized(self, pixels: Tensor) -> Tensor:
         """Refuse a size that the model cannot take: one image of each new size is tried first."""
         size = (int(pixels.shape[-2]), int(pixels.shape[-1]))

@@ -21,6 +21,11 @@ class Batch:
         classes: the model's output columns in use, where a data set has a part of them.
         keys: one stable name per image, to pair images across runs.
         image_domains: the true domain of every image where a batch mixes several.
+
+    >>> import torch
+    >>> batch = Batch(torch.zeros(2, 3, 8, 8, dtype=torch.uint8), domain="fog")
+    >>> len(batch), batch.domain, batch.round
+    (2, 'fog', 0)
     """
 
     images: Tensor
@@ -49,6 +54,10 @@ class Decision:
         evidence: how many images the decision rests on.
         settled: False while the evidence is still too thin to learn from.
         per_sample: the domain of each image, where a method routes them one by one.
+
+    >>> decision = Decision(domain=1, is_new=False, distance=0.8, threshold=5.0)
+    >>> decision.domain, decision.is_new
+    (1, False)
     """
 
     domain: int
@@ -76,6 +85,12 @@ class StepOutput:
         version: of the published state that answered.
         trust: per image, how far its expert was let act (0: the source answered), where known.
         source_logits: what the source model says, where it was asked.
+
+    >>> import torch
+    >>> seen = Decision(0, False, 0.4, 5.0, per_sample=(0, 2))
+    >>> output = StepOutput(torch.zeros(2, 10), decision=seen, trust=(0.0, 0.3))
+    >>> output.domains, output.trust
+    ((0, 2), (0.0, 0.3))
     """
 
     logits: Tensor

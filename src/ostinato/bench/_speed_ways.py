@@ -154,12 +154,12 @@ def ours(setting: Setting, preset: str, *, settled: bool = True) -> Method:
 @contextmanager
 def trusting() -> Iterator[None]:
     """Inside, experts act whatever the model thinks of them: random weights trust nobody."""
-    before = _ostinato_maps.TOLERANCE
-    _ostinato_maps.TOLERANCE = float("inf")
+    before = _ostinato_maps.TRUSTED
+    _ostinato_maps.TRUSTED = float("inf")
     try:
         yield
     finally:
-        _ostinato_maps.TOLERANCE = before
+        _ostinato_maps.TRUSTED = before
 
 
 def crowd(adapted: Any, domains: int) -> None:
@@ -178,7 +178,7 @@ def crowd(adapted: Any, domains: int) -> None:
             added = row if isinstance(row, Tensor) else torch.full((1,), row, dtype=known.dtype)
             setattr(router, name, torch.cat([known, added]))
         copied = type(bank.domains[last])(**vars(bank.domains[last]))
-        copied.recent, copied.waiting = [], 0
+        copied.recent, copied.waiting, copied.published = [], 0, None
         bank.domains[number] = copied
     router._view = None
     adapted._republish()

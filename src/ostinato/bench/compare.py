@@ -34,7 +34,11 @@ from ostinato.errors import ConfigError, DataError, did_you_mean
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """An estimate and its confidence interval, in percent."""
+    """An estimate and its confidence interval, in percent.
+
+    >>> str(Interval(4.0, 2.5, 5.5))
+    '4.00 [2.50, 5.50]'
+    """
 
     estimate: float
     low: float
@@ -54,6 +58,10 @@ class Contrast:
         other: the other run's score.
         difference: other − baseline.
         p_value: two-sided; how often a draw puts the difference on zero's other side.
+
+    >>> before, after = Interval(50.0, 48.0, 52.0), Interval(44.0, 42.0, 46.0)
+    >>> Contrast(100, before, after, Interval(-6.0, -8.0, -4.0), p_value=0.001).differs
+    True
     """
 
     images: int

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from difflib import get_close_matches
 from pathlib import Path
 
 import torch
@@ -26,14 +27,24 @@ def rows_of(segment: Segment) -> Iterator[tuple[Domain, int]]:
 
 
 def check_roots(spec: Spec) -> None:
-    """Refuse a root that does not exist, with the nearest folder that does."""
+    """Refuse a root that does not exist, with a folder of nearly that name where there is one."""
     places = spec.roots.values() if isinstance(spec.roots, dict) else [spec.roots]
     for place in places:
         if place is not None and not Path(place).exists():
-            above = Path(place).parent
-            there = [p.name for p in sorted(above.iterdir())][:40] if above.is_dir() else []
-            hint = did_you_mean(Path(place).name, there) if there else f"Nor is there {above}."
-            raise DataError(f"The data root {place} does not exist. {hint}")
+            raise DataError(
+                f"The data root {place} does not exist. {_nearest_folder(Path(place))}Name the "
+                "folder that holds the data sets; 'ostinato data fetch NAME --root DIR' fills "
+                "one, and your own images need none: --data folder:DIR."
+            )
+
+
+def _nearest_folder(place: Path) -> str:
+    """A folder beside a missing one that is called almost alike; nothing else would help."""
+    if not place.parent.is_dir():
+        return f"Nor is there {place.parent}. "
+    names = [p.name for p in place.parent.iterdir() if p.is_dir() and not p.name.startswith(".")]
+    near = get_close_matches(place.name, sorted(names), n=1, cutoff=0.6)
+    return f"Did you mean {place.parent / near[0]}? " if near else ""
 
 
 def name_device(name: str) -> str:

@@ -20,7 +20,11 @@ HIGHER_IS_BETTER: dict[str, bool] = {"error": False, "accuracy": True, "miou": T
 
 
 class Score(NamedTuple):
-    """A value in percent, and how many images stand behind it."""
+    """A value in percent, and how many images stand behind it.
+
+    >>> Score(40.0, 100.0).value
+    40.0
+    """
 
     value: float
     images: float

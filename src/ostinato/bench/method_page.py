@@ -130,6 +130,7 @@ def method_page(costs: dict[str, Cost] | None = None) -> str:
         kind = METHODS[name]
         text += f"\n- **{name}**: {first_line(kind)} Differences: {kind.info.differences}."
         text += f" Published: {kind.info.published}." if kind.info.published else ""
+        text += f" Here: {kind.info.measured}." if kind.info.measured else ""
     return text + "\n"
 
 

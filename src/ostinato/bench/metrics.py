@@ -164,6 +164,7 @@ def record_step(
         bins=bins,
         decision=decision,
         descriptor=tuple(float(value) for value in descriptor),
+        trust=tuple(round(float(value), 4) for value in output.trust),
         loss=finite(output.loss),
         used=output.used,
         updated=output.updated,
@@ -206,6 +207,9 @@ class Cost(Config):
         seconds_per_batch: the median step.
         peak_memory: bytes, None where no step told.
         trained: parameters trained by the largest step.
+
+    >>> Cost(images_per_second=50.0, seconds_per_batch=1.0, peak_memory=None, trained=0).trained
+    0
     """
 
     images_per_second: float | None

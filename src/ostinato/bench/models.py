@@ -20,6 +20,10 @@ from ostinato.text import one_line
 RANDOM = "random"
 OWN = (EMBEDDED, MOSAIC)
 """Models inside the package."""
+TRAINED = {
+    "weights/segformer-b0-camvid": "python examples/train_camvid.py --root DIR --seconds 270",
+}
+"""Models that nobody publishes, and what trains them."""
 
 
 def check_model(spec: Spec) -> None:
@@ -30,6 +34,11 @@ def check_model(spec: Spec) -> None:
         if spec.weights is not None:
             raise ConfigError("The embedded model has its own weights: leave weights out.")
         return
+    if spec.weights is None and spec.model in TRAINED and not Path(spec.model).is_dir():
+        raise ConfigError(
+            f"There is no model {spec.model} yet. Train it first: {TRAINED[spec.model]}; or name "
+            "another one with --weights DIR."
+        )
     if "/" in spec.model:
         return  # a Hugging Face name, which only loading can tell
     import timm
@@ -137,17 +146,28 @@ def _quietly(when: bool) -> Iterator[None]:
         logging.enable_progress_bar()
 
 
-def _hugging_face(spec: Spec) -> nn.Module:
-    from transformers import AutoConfig, AutoModelForSemanticSegmentation
+def _shape(name: str) -> Any:
+    """The configuration of a model that is here or whose name tells it; no network is asked."""
+    from transformers import AutoConfig, SegformerConfig
 
-    place = spec.model if spec.weights in (None, RANDOM) else str(spec.weights)
+    from ostinato.bench.shapes import shape_of
+
     try:
-        if spec.weights == RANDOM:
-            config = AutoConfig.from_pretrained(place)
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(0)
-                model: nn.Module = AutoModelForSemanticSegmentation.from_config(config)
-            return model
+        return AutoConfig.from_pretrained(name, local_files_only=True)
+    except (OSError, ValueError):
+        return SegformerConfig(**shape_of(name))
+
+
+def _hugging_face(spec: Spec) -> nn.Module:
+    from transformers import AutoModelForSemanticSegmentation
+
+    if spec.weights == RANDOM:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            model: nn.Module = AutoModelForSemanticSegmentation.from_config(_shape(spec.model))
+        return model
+    place = spec.model if spec.weights is None else str(spec.weights)
+    try:
         with _quietly(when=Path(place).is_dir()):  # a download may show how far it is
             return AutoModelForSemanticSegmentation.from_pretrained(place)  # type: ignore[no-any-return]
     except Exception as error:  # a name that is none, no network, a folder of junk

@@ -57,7 +57,13 @@ class RunningScore:
 
 
 class RunProgress:
-    """Shows a run's batches as they come; a context manager."""
+    """Shows a run's batches as they come; a context manager.
+
+    >>> with RunProgress("tent", 1, Console(), quiet=True) as progress:
+    ...     progress.show(Record(run="a", index=0, domain="fog", images=1, correct=1, counted=1))
+    >>> str(progress.score)
+    'error 0.0 %'
+    """
 
     def __init__(self, title: str, batches: int, console: Console, quiet: bool = False) -> None:
         self.title, self.batches, self.console, self.quiet = title, batches, console, quiet

@@ -12,6 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ostinato import __version__
 from ostinato.config import Config
 from ostinato.errors import ConfigError
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-PACKAGES = ("ostinato", "torch", "torchvision", "timm", "transformers", "numpy", "torchmetrics")
+PACKAGES = ("torch", "torchvision", "timm", "transformers", "numpy", "torchmetrics")
 
 
 class Provenance(Config):
@@ -33,6 +34,10 @@ class Provenance(Config):
         commit: the source tree's commit, with "+" where it had changes; None outside git.
         device: the processor that computed.
         date: when the run was created, UTC.
+
+    >>> found = Provenance.collect(seeds={"method": 2025})
+    >>> found.seeds["method"], found.device
+    (2025, 'cpu')
     """
 
     versions: dict[str, str]
@@ -107,7 +112,7 @@ def installed_versions() -> dict[str, str]:
     """Python's version and those of the packages that shape a result."""
     import torch
 
-    found = {"python": platform.python_version()}
+    found = {"python": platform.python_version(), "ostinato": __version__}
     for name in PACKAGES:
         try:
             found[name] = version(name)

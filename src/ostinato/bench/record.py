@@ -31,7 +31,12 @@ def finite(value: float | None) -> float | None:
 
 
 class RecordedDecision(Config):
-    """What the discriminator decided; `distance` is None where no domain was known yet."""
+    """What the discriminator decided; `distance` is None where no domain was known yet.
+
+    >>> from ostinato.types import Decision
+    >>> RecordedDecision.of(Decision(0, True, float("inf"), 5.0)).distance is None
+    True
+    """
 
     domain: int
     is_new: bool
@@ -78,6 +83,7 @@ class Record(Config):
         confusion: per image, classes × classes pixel counts, flat, row = label.
         bins: per confidence bin (pixels, sum of confidence, right pixels).
         descriptor: the batch's mean descriptor, where the run keeps it.
+        trust: per image, how far its expert acted; 0 where the source model answered.
         trained: parameters that the step trained.
         seconds: wall time of the step.
         peak_memory: bytes at the step's highest point, where the device tells.
@@ -117,6 +123,7 @@ class Record(Config):
     bins: tuple[tuple[int, float, int], ...] = ()
     decision: RecordedDecision | None = None
     descriptor: tuple[float, ...] = ()
+    trust: tuple[float, ...] = ()
     loss: float | None = None
     used: int = 0
     updated: bool = False
@@ -133,6 +140,7 @@ class Record(Config):
             "hits": self.hits,
             "confidence": self.confidence,
             "confusion": self.confusion,
+            "trust": self.trust,
             "decision.per_sample": self.decision and self.decision.per_sample,
         }
         for name, values in per_image.items():

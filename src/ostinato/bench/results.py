@@ -5,6 +5,7 @@ spec.json           the resolved spec and its hash
 provenance.json     versions, weights, data, seeds, commit, device, date
 records.jsonl       one line per batch, each with a checksum that hangs on the line before
 state.safetensors   the latest checkpoint
+diagnostics.json    what the method says of its state after the last batch, where it does
 summary.json        written last: a run that has it is complete
 ```
 """

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from ostinato.bench.diagnostics import write_diagnostics
 from ostinato.bench.job import Job, check_spec, open_job, resolve
 from ostinato.bench.metrics import peak_memory, record_step, reset_peak
 from ostinato.bench.progress import RunProgress
@@ -234,6 +235,7 @@ def _loop(
                 folder.checkpoint(method.export_state())
         if finish is not None:
             finish(method, stream, folder)
+        write_diagnostics(folder, method.diagnose())
         folder.complete(summarise(folder.records(), names=stream.class_names))
     folder.state_path.unlink(missing_ok=True)  # large, and of no use to a finished run
     return folder

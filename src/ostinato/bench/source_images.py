@@ -37,6 +37,10 @@ class SourceImages:
         labels: one per image (or a map each); None where they do not fit the model.
         transform: how they were resized.
         note: what is worth saying about them; empty where nothing is.
+
+    >>> import torch
+    >>> SourceImages(torch.zeros(2, 3, 8, 8, dtype=torch.uint8), None, "none").labels is None
+    True
     """
 
     images: Tensor
@@ -146,4 +150,5 @@ def fitting_transform(model: nn.Module, dataset: Dataset, indices: list[int]) ->
     uniform = dataset.constants == "cifar" or isinstance(dataset, ArrayDataset)
     if wanted[1] == 224:
         return "resize224" if uniform else "resize256-crop224"
-    return "none"
+    short = round(wanted[1] / float(config.get("crop_pct") or 0.875))
+    return f"resize{short}-crop{wanted[1]}"

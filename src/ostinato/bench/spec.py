@@ -202,6 +202,36 @@ def parse_pairs(pairs: Iterable[str]) -> dict[str, Any]:
     return result
 
 
+def parse_data(words: Iterable[str]) -> dict[str, Any]:
+    """A stream's data from the command line: a data set by name, folders, and settings.
+
+    `folder:DIR` is a folder of class folders, shown as it is; several are several domains.
+    `NAME` and `NAME:SPLIT` are registered data sets. Anything else is KEY=VALUE.
+
+    >>> parse_data(["folder:day", "folder:night", "limit=100"])
+    {'dataset': 'folder', 'domains': ['day', 'night'], 'limit': 100}
+    >>> parse_data(["imagenet-val:tune"])
+    {'dataset': 'imagenet-val', 'options': {'split': 'tune'}}
+    """
+    words = list(words)
+    named = [word for word in words if "=" not in word or word.startswith("folder:")]
+    given = parse_pairs(word for word in words if word not in named)
+    folders = [word.partition(":")[2] for word in named if word.startswith("folder:")]
+    others = [word for word in named if not word.startswith("folder:")]
+    if len(others) > 1 or (others and folders):
+        raise ConfigError(
+            f"--data names several data sets ({', '.join(named)}): name one, and its domains with "
+            "domains=[...]."
+        )
+    if folders:
+        return merge({"dataset": "folder", "domains": folders}, given)
+    if others:
+        name, colon, split = others[0].partition(":")
+        found: dict[str, Any] = {"dataset": name}
+        return merge(found | ({"options": {"split": split}} if colon else {}), given)
+    return given
+
+
 def _number(text: str) -> Any:
     """YAML reads 1e-4 as a word; everyone means the number."""
     value = parse_yaml(text, f"{text!r:.60}")

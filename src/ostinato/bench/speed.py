@@ -193,7 +193,7 @@ def measure_routing(
         described[:] = [adapted.describe(batch)]
 
     def decide(batch: torch.Tensor) -> None:
-        adapted.version.view.decide(adapted.router.content.place(described[0].cpu())).owners()
+        adapted.publisher.placed(adapted.version).routes(described[0])
 
     made = [
         make_way("forward", setting),

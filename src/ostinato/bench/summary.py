@@ -22,7 +22,11 @@ from ostinato.errors import DataError
 
 
 class CellScore(Config):
-    """The score of one domain in one round."""
+    """The score of one domain in one round.
+
+    >>> CellScore(round=0, domain="fog", value=12.5, images=400).value
+    12.5
+    """
 
     round: int
     domain: str
@@ -31,7 +35,11 @@ class CellScore(Config):
 
 
 class RoundScore(Config):
-    """The mean of one round, by images and by domains."""
+    """The mean of one round, by images and by domains.
+
+    >>> RoundScore(round=1, by_images=40.0, by_domains=41.0).by_images
+    40.0
+    """
 
     round: int
     by_images: float
@@ -39,7 +47,11 @@ class RoundScore(Config):
 
 
 class ClassScore(Config):
-    """IoU of one class over all pixels of a run in percent; None where nothing was of it."""
+    """IoU of one class over all pixels of a run in percent; None where nothing was of it.
+
+    >>> ClassScore(name="road", value=None).value is None
+    True
+    """
 
     name: str
     value: float | None

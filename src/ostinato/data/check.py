@@ -27,6 +27,9 @@ class CheckReport:
         decoded: names of the images that were decoded as a test.
         problems: what is missing or broken, and what to do; empty where all is well.
         notes: what is worth knowing though nothing is wrong.
+
+    >>> CheckReport("mine", Path("photos"), images={"day": 3}).ok
+    True
     """
 
     name: str

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ostinato.data._download import Progress, ResumingDownloader, unpack
 from ostinato.data.check import CheckReport, check
+from ostinato.data.first_use import hold
 from ostinato.data.sources import SOURCES, RemoteFile, Source
 from ostinato.errors import ConfigError, DataError, MissingResource
 from ostinato.registry import DATASETS
@@ -30,6 +31,9 @@ class FetchResult:
         notes: files without a published checksum, extras that could not be had.
         steps: what to do by hand.
         report: what a check found afterwards.
+
+    >>> str(FetchResult("acdc", Path("acdc"), "manual", steps="Accept the terms."))
+    'Accept the terms.'
     """
 
     name: str
@@ -131,9 +135,11 @@ def _fetch_file(
             raise
         notes.append(f"{file.name} could not be had: {error}")
         return
-    done.append(file.name)
     if file.checksum is None:
         notes.append(f"{file.name} has no published checksum; the check below has to do")
+    if file.checksum is None or not file.checksum.startswith("sha256:"):
+        notes.append(hold(root / file.name, file.url))
+    done.append(file.name)
     if file.unpack:
         unpack(root / file.name, root)
         # Says that this archive's content is in place, so that the next run does not fetch it.

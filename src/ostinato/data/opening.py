@@ -71,6 +71,9 @@ class DomainsConfig(StreamConfig):
     same name. Without a list, a data set of several domains gives all of them, any other the 15
     common corruptions (the four weathers, for segmentation). With `dataset = "folder"` and no
     root, the domains are the paths of labelled folders.
+
+    >>> DomainsConfig.parse({"dataset": "folder", "domains": ["day", "night"]}).severity
+    5
     """
 
     dataset: str = Field("imagenet-c", description="The data set that domains are taken from.")
@@ -126,7 +129,11 @@ def _default_domains(dataset: Dataset, order: int) -> tuple[str, ...]:
 
 
 class DomainName(NamedTuple):
-    """A domain as written in a spec, taken apart."""
+    """A domain as written in a spec, taken apart.
+
+    >>> parse_domain("fog@3").severity
+    3
+    """
 
     dataset: str | None
     base: str

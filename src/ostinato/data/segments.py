@@ -58,6 +58,11 @@ class Segment:
         which: for every image, its part.
         where: for every image, its position in that part's data set.
         round: how often a segment of this name has come before.
+
+    >>> from ostinato.data.datasets.array import ArrayDataset
+    >>> data = ArrayDataset(np.zeros((4, 3, 8, 8), np.uint8), [0, 1, 0, 1])
+    >>> len(Segment.of(Domain("fog", data, data.indices("array"))))
+    4
     """
 
     name: str

@@ -19,7 +19,11 @@ from ostinato.registry import STREAMS
 
 
 class DomainStream(Stream):
-    """A base for streams over a list of domains."""
+    """A base for streams over a list of domains.
+
+    >>> issubclass(ContinualStream, DomainStream)
+    True
+    """
 
     config_class = DomainsConfig
     config: Any
@@ -55,7 +59,11 @@ class ContinualStream(DomainStream):
 
 
 class RecurringConfig(DomainsConfig):
-    """Settings of the recurring stream."""
+    """Settings of the recurring stream.
+
+    >>> RecurringConfig.parse({"rounds": 5, "disjoint": True}).rounds
+    5
+    """
 
     rounds: int = Field(3, ge=1, description="How often the list of domains comes.")
     disjoint: bool = Field(
@@ -130,7 +138,11 @@ class AlternatingStream(DomainStream):
 
 
 class GradualConfig(DomainsConfig):
-    """Settings of the gradual stream."""
+    """Settings of the gradual stream.
+
+    >>> GradualConfig.parse({"severities": [1, 3, 5]}).severities
+    (1, 3, 5)
+    """
 
     severities: tuple[int, ...] = Field(
         (1, 2, 3, 4, 5, 4, 3, 2, 1), min_length=1, description="The severities, in order."

@@ -17,6 +17,9 @@ class RemoteFile:
             mirrors of a user's own, so that counting and decoding after unpacking has to do.
         unpack: whether it is an archive to unpack into the root.
         required: False for extras whose absence is no failure.
+
+    >>> RemoteFile("https://example.org/images.tar", None).name
+    'images.tar'
     """
 
     url: str
@@ -32,7 +35,11 @@ class RemoteFile:
 
 @dataclass(frozen=True)
 class Source:
-    """How to get a data set: files to download, or steps for a person where terms ask for one."""
+    """How to get a data set: files to download, or steps for a person where terms ask for one.
+
+    >>> len(SOURCES["imagenet-a"].files), SOURCES["acdc"].files
+    (1, ())
+    """
 
     page: str
     files: tuple[RemoteFile, ...] = ()

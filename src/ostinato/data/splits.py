@@ -47,7 +47,11 @@ def parts(dataset: Dataset, indices: Indices, count: int, seed: int) -> list[Ind
 
 @dataclass(frozen=True)
 class Duplicates:
-    """Pictures that occur more than once: groups of the positions that hold the same bytes."""
+    """Pictures that occur more than once: groups of the positions that hold the same bytes.
+
+    >>> Duplicates(((0, 4),), (("a", "b"),)).repeats()
+    {4}
+    """
 
     groups: tuple[tuple[int, ...], ...]
     keys: tuple[tuple[str, ...], ...]

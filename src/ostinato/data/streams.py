@@ -34,7 +34,11 @@ OpenDataset = Callable[..., Dataset]
 
 
 class StreamConfig(Config):
-    """What every stream can be told."""
+    """What every stream can be told.
+
+    >>> StreamConfig.parse({"batch_size": 20, "transform": "resize256-crop224"}).batch_size
+    20
+    """
 
     batch_size: int = Field(50, ge=1, description="Images a batch.")
     seed: Seed = Field(0, description="Of shuffles, parts and corruptions made on the fly.")
@@ -69,6 +73,17 @@ class Stream(ABC):
         num_classes: how many logits the model has.
         images: how many images are streamed in all.
         ends: for every stretch, how many batches there are up to its end.
+
+    >>> import numpy as np
+    >>> from ostinato.data.datasets.array import ArrayDataset
+    >>> data = ArrayDataset(np.zeros((5, 3, 8, 8), np.uint8), [0, 1, 0, 1, 0])
+    >>> stream = build_stream(
+    ...     "continual",
+    ...     {"dataset": "array", "domains": ["array"], "batch_size": 2},
+    ...     datasets={"array": data},
+    ... )
+    >>> len(stream), len(stream[2]), stream.domains
+    (3, 1, ('array',))
     """
 
     name: ClassVar[str]

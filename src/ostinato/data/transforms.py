@@ -3,7 +3,8 @@
 | name                 | what it does                                                              |
 |----------------------|---------------------------------------------------------------------------|
 | `none`               | nothing (ImageNet-C images are 224 px already)                            |
-| `resize256-crop224`  | short side to 256, bicubic; centre crop of 224: the literature's          |
+| `resize256-crop224`  | short side to 256, bicubic; centre crop of 224: the literature's; other   |
+|                      | numbers likewise, up to 2048                                              |
 | `resize224`          | whole image to 224 × 224, bicubic                                         |
 | `resize384-bilinear` | whole image to 384 × 384, bilinear: CIFAR in the literature's ViT-B/16    |
 | `half`               | half the width and height, 2 × 2 means (1920 × 1080 → 960 × 540): ACDC's; |
@@ -12,6 +13,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import numpy as np
@@ -67,7 +69,19 @@ _TRANSFORMS: dict[str, tuple[_Resize, Resampling] | None] = {
     "half": (_half, Resampling.BOX),
 }
 TRANSFORMS = tuple(_TRANSFORMS)
-"""The names there are."""
+"""The names there are, beside resizeN-cropM."""
+_CROP = re.compile(r"resize(\d{2,4})-crop(\d{2,4})")
+LARGEST = 2048
+
+
+def _find(name: str) -> tuple[_Resize, Resampling] | None:
+    """What a name stands for; a KeyError where it stands for nothing."""
+    sizes = _CROP.fullmatch(name)
+    if name not in _TRANSFORMS and sizes:
+        short, crop = int(sizes[1]), int(sizes[2])
+        if crop <= short <= LARGEST:
+            return _resize_crop(short, crop), Resampling.BICUBIC
+    return _TRANSFORMS[name]
 
 
 def check_transform(name: str) -> str:
@@ -78,9 +92,11 @@ def check_transform(name: str) -> str:
         ...
     ostinato.errors.ConfigError: There is no transform 'resize256'. Did you mean 'resize224'? ...
     """
-    if name not in _TRANSFORMS:
+    try:
+        _find(name)
+    except KeyError:
         hint = did_you_mean(name, TRANSFORMS)
-        raise ConfigError(f"There is no transform {name!r}. {hint}")
+        raise ConfigError(f"There is no transform {name!r}. {hint}") from None
     return name
 
 
@@ -90,7 +106,7 @@ def transform_image(name: str, image: Tensor) -> Tensor:
     >>> transform_image("half", torch.zeros(3, 1080, 1920, dtype=torch.uint8)).shape
     torch.Size([3, 540, 960])
     """
-    found = _TRANSFORMS[check_transform(name)]
+    found = _find(check_transform(name))
     if found is None:
         return image
     resize, how = found
@@ -104,7 +120,7 @@ def transform_labels(name: str, labels: Tensor) -> Tensor:
     >>> transform_labels("half", torch.full((4, 6), 255, dtype=torch.uint8)).shape
     torch.Size([2, 3])
     """
-    found = _TRANSFORMS[check_transform(name)]
+    found = _find(check_transform(name))
     if found is None:
         return labels
     picture = Image.fromarray(np.ascontiguousarray(labels.to(torch.uint8).numpy()))

@@ -42,7 +42,8 @@ def run_all(jobs: list[Job], watch: Watch) -> None:
         count, context, initializer=_start, initargs=(max(1, cores // count), stop)
     )
     others = set(multiprocessing.active_children())
-    # Workers inherit the deafness: Ctrl-C while they load must not fill the screen.
+    # Workers start with Ctrl-C ignored, as here: pressed while they load, it would fill the screen
+    # with their tracebacks.
     with _deaf():
         futures = [pool.submit(run_one, job.spec, str(job.home)) for job in jobs]
         workers = [child for child in multiprocessing.active_children() if child not in others]

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ostinato.domains.routing_state import NAMES, expected_routing, read_routing
-from ostinato.domains.splitting import fresh, split_off
+from ostinato.domains.splitting import fresh, split_off, squared
 from ostinato.domains.verdict import FAR, SOURCE, Change, View, blended
 from ostinato.ops.expect import Expected
 from ostinato.ops.snapshot import State
@@ -28,6 +28,9 @@ DOUBT = 10.0
 """Images that a domain's own spread is held near the usual one by."""
 RENEW = 128
 """Images after which it is settled anew which domain each recent one belongs to."""
+
+AGAIN = 512
+"""Latest images among which one that comes again is known."""
 
 
 class Router:
@@ -70,7 +73,7 @@ class Router:
         self.counts = torch.tensor([float(self.content.images)], dtype=torch.double)
         self.mix = torch.ones(1, dtype=torch.double)
         self.spreads = torch.ones(1, dtype=torch.double)
-        self.recent = torch.zeros(0, width, dtype=torch.double)
+        self.recent = torch.zeros(0, width)  # many, and exact enough
         self.owner = torch.zeros(0, dtype=torch.long)
         self.unrenewed = 0
         self._view: View | None = None
@@ -101,7 +104,8 @@ class Router:
         total = count * self.spreads
         if len(self.recent):
             row = self._rows(self.owner)
-            off = (self.recent - means[row]).square_().mean(1).clamp_max(2 * FAR)
+            apart = squared(self.recent, means.float()).gather(1, row[:, None])[:, 0]
+            off = (apart.double() / means.shape[1]).clamp_max(2 * FAR)
             total.index_add_(0, row, off)
             count.index_add_(0, row, torch.ones_like(off))
         spreads = total / count
@@ -118,7 +122,7 @@ class Router:
         """Take in a batch: traffic, means, new domains, merged ones."""
         placed = self.content.place(descriptors.cpu())
         verdict = self.view().decide(placed)
-        new = fresh(placed, self.recent)
+        new = fresh(placed, self.recent[-AGAIN:])
         self.mix = blended(self.mix, verdict.posterior)
         self._view = None
         start = len(self.recent)
@@ -140,7 +144,7 @@ class Router:
         return Change(owners, new.tolist(), alive, tuple(merged))
 
     def _add(self, placed: Tensor, ids: Tensor) -> None:
-        self.recent = torch.cat([self.recent, placed])
+        self.recent = torch.cat([self.recent, placed.float()])
         self.owner = torch.cat([self.owner, ids])
         for domain in ids.unique().tolist():
             if domain != SOURCE:
@@ -175,7 +179,7 @@ class Router:
             self.counts = torch.cat([self.counts, self.counts.new_zeros(1)])
             self.mix = torch.cat([self.mix, self.mix.new_zeros(1)])
             self.spreads = torch.cat([self.spreads, self.spreads.new_ones(1)])
-        total, count = self.recent[members].sum(0), len(members)
+        total, count = self.recent[members].double().sum(0), len(members)
         here, there = self.ids.index(source), self.ids.index(into)
         share = self.mix[here] * count / max(int((self.owner == source).sum()), 1)
         self.mix[here] -= share
@@ -193,7 +197,7 @@ class Router:
         """Settle anew which domain each recent image belongs to."""
         self.unrenewed = 0
         self.spreads = self.view().spreads.clone()
-        ids = self.view().decide(self.recent).ids
+        ids = self.view().decide(self.recent.double()).ids
         homes = {d: int(ids[self.owner == d].mode().values) for d in self.owner.unique().tolist()}
         for domain in self.ids[:]:
             moved = (self.owner == domain) & (ids != domain)

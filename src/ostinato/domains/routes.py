@@ -95,7 +95,8 @@ class Routes:
 
     def __call__(self, described: Tensor) -> Routed:
         """Decide of (B, d) descriptors."""
-        verdict = self.view.decide(self.content.place(described.to(self.facts.device)))
+        given = described.to(self.facts.device)
+        verdict = self.view.decide(self.content.place(given))
         known = self.facts[len(self.content.mean) * self.room :].view(5, self.room)[3:]
         owners, rows = known[:, verdict.ids].long()
         none = torch.full_like(owners, SOURCE)

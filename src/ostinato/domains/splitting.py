@@ -22,11 +22,12 @@ def fresh(placed: Tensor, recent: Tensor) -> Tensor:
     >>> fresh(torch.tensor([[0.0], [1.0], [1.0], [2.0]]), torch.tensor([[2.0]])).tolist()
     [True, True, False, False]
     """
+    placed, recent = placed.float(), recent.float()  # far more exact than what is asked
     new = torch.ones(len(placed), dtype=torch.bool)
     width = placed.shape[1]
     if len(recent):
-        new &= _squared(placed, recent).amin(1) > SAME * width
-    own = _squared(placed, placed) <= SAME * width
+        new &= squared(placed, recent).amin(1) > SAME * width
+    own = squared(placed, placed) <= SAME * width
     return new & ~own.tril(-1).any(1)
 
 
@@ -48,42 +49,58 @@ def split_off(
         fixed: whether the domain's mean stays where it is, as the source's does.
     """
     first = max(len(placed) - LATEST, 0)
-    rows = placed[first:]
-    if len(rows) < enough:
+    count = len(placed) - first
+    if count < enough:
         return None
-    far = (rows - mean).square().sum(1).topk(enough).indices
-    for start in (rows[-enough:].mean(0), rows[far].mean(0)):
-        side = _settle(rows, mean, start, enough, fixed)
-        if side is not None and _gap(rows, side, mean, enough, fixed) >= apart:
+    rows = placed[first:] - mean  # from here on the domain's mean is the origin
+    inner = (rows.float() @ rows.float().T).double()
+    latest = torch.zeros(count, dtype=torch.bool)
+    latest[-enough:] = True
+    farthest = torch.zeros(count, dtype=torch.bool)
+    farthest[inner.diagonal().topk(enough).indices] = True
+    for start in (latest, farthest):
+        side = _settle(inner, start, enough, fixed)
+        if side is not None and _gap(inner, side, enough, fixed) >= apart:
             return first + side.nonzero()[:, 0]
     return None
 
 
-def _squared(a: Tensor, b: Tensor) -> Tensor:
-    cross = a @ b.T
-    squares = a.square().sum(1)[:, None] + b.square().sum(1)[None] - 2 * cross
+def squared(a: Tensor, b: Tensor) -> Tensor:
+    """(n, m): squared distances between the rows of two tensors.
+
+    >>> squared(torch.tensor([[0.0, 0.0]]), torch.tensor([[3.0, 4.0]])).item()
+    25.0
+    """
+    squares = a.square().sum(1)[:, None] + b.square().sum(1)[None] - 2 * (a @ b.T)
     return squares.clamp_min(0)
 
 
-def _reference(rows: Tensor, side: Tensor, mean: Tensor, enough: int, fixed: bool) -> Tensor:
-    """Where the rest lies: its own mean where it has one, else the domain's."""
-    rest = ~side
-    return mean if fixed or int(rest.sum()) < enough else rows[rest].mean(0)
+def _mean(side: Tensor) -> Tensor:
+    """The weights by which a group's mean is made of all rows."""
+    weights = side.double()
+    return weights / weights.sum()
 
 
-def _settle(rows: Tensor, mean: Tensor, start: Tensor, enough: int, fixed: bool) -> Tensor | None:
-    side = (rows - start).square().sum(1) < (rows - mean).square().sum(1)
+def _away(inner: Tensor, weights: Tensor) -> Tensor:
+    """Every row's squared distance from a mean, all from inner products."""
+    along = inner @ weights
+    return inner.diagonal() - 2 * along + weights @ along
+
+
+def _settle(inner: Tensor, start: Tensor, enough: int, fixed: bool) -> Tensor | None:
+    origin = inner.diagonal()
+    side = _away(inner, _mean(start)) < origin
     for _ in range(ROUNDS):
         count = int(side.sum())
         if count < enough:
             return None
-        reference = _reference(rows, side, mean, enough, fixed)
-        near = (rows - rows[side].mean(0)).square().sum(1)
-        away = (rows - reference).square().sum(1)
+        rest = len(inner) - count
+        near = _away(inner, _mean(side))
         # A mean lies nearer to the images it is made of: measure as if each were left out.
         near = torch.where(side, near * (count / (count - 1)) ** 2, near)
-        rest = len(rows) - count
-        if reference is not mean:
+        away = origin
+        if not fixed and rest >= enough:  # the rest has a mean of its own, else the domain's
+            away = _away(inner, _mean(~side))
             away = torch.where(side, away, away * (rest / (rest - 1)) ** 2)
         moved = near < away
         if torch.equal(moved, side):
@@ -92,19 +109,25 @@ def _settle(rows: Tensor, mean: Tensor, start: Tensor, enough: int, fixed: bool)
     return side if int(side.sum()) >= enough else None
 
 
-def _gap(rows: Tensor, side: Tensor, mean: Tensor, enough: int, fixed: bool) -> float:
+def _halves(side: Tensor) -> tuple[Tensor, Tensor]:
+    """Every other image of a group."""
+    odd = (side.cumsum(0) % 2 == 1) & side
+    return odd, side & ~odd
+
+
+def _gap(inner: Tensor, side: Tensor, enough: int, fixed: bool) -> float:
     """Deviations between the group and the rest, each half measured along the other's axis."""
-    group, rest = rows[side], rows[~side]
-    alone = fixed or len(rest) < enough
-    halves = (group[::2], group[1::2])
-    others = (rest[::2], rest[1::2])
-    means = (mean, mean) if alone else (others[0].mean(0), others[1].mean(0))
-    one, two = (half.mean(0) - other for half, other in zip(halves, means, strict=True))
-    squared = float(one @ two)
+    alone = fixed or int((~side).sum()) < enough
+    halves, others = _halves(side), _halves(~side)
+    axes = [
+        _mean(half) - (torch.zeros(len(inner)).double() if alone else _mean(other))
+        for half, other in zip(halves, others, strict=True)
+    ]
+    along = [inner @ axis for axis in axes]
     spread = 0.0
-    for axis, half, other in ((one, halves[1], others[1]), (two, halves[0], others[0])):
-        line = axis / axis.norm().clamp_min(1e-12)
-        within = float((half @ line).var())
-        around = 1.0 if alone else float((other @ line).var())
+    for axis, line, half, other in zip(axes, along, halves[::-1], others[::-1], strict=True):
+        scale = (axis @ line).clamp_min(1e-24)  # the axis' own squared length
+        within = float(line[half].var() / scale)
+        around = 1.0 if alone else float(line[other].var() / scale)
         spread += 0.25 * ((min(within, WIDE) if alone else within) + around)
-    return math.sqrt(max(squared, 0.0) / max(spread, 1e-12))
+    return math.sqrt(max(float(axes[0] @ along[1]), 0.0) / max(spread, 1e-12))

@@ -85,7 +85,7 @@ def _strength(planes: Tensor, cell: int) -> tuple[Tensor, Tensor, Tensor]:
 def _shares(values: Tensor, edges: Tensor) -> Tensor:
     """(B, C, N) to the share of each interval between the edges: (B, C · (edges + 1))."""
     if values.is_cuda:  # few large operators in place of many small ones
-        above = (values.unsqueeze(2) > edges[:, None]).sum(3) / values.shape[2]
+        above = _trues(values.unsqueeze(2) > edges[:, None]) / values.shape[2]
     else:
         above = torch.stack([(values > edge).float().mean(2) for edge in edges], 2)
     ends = F.pad(F.pad(above, (1, 0), value=1.0), (0, 1))
@@ -136,5 +136,25 @@ def _counts(bins: Tensor) -> Tensor:
         found = torch.bincount((bins + offset).flatten(), minlength=count * channels * BINS)
         return found.view(count, channels, BINS)
     levels = torch.arange(BINS, device=bins.device, dtype=torch.uint8)
-    parts = [(bins.unsqueeze(2) == some[:, None]).sum(3) for some in levels.split(8)]
+    parts = [_trues(bins.unsqueeze(2) == some[:, None]) for some in levels.split(8)]
     return torch.cat(parts, 2)
+
+
+def _trues(found: Tensor) -> Tensor:
+    """How many are true along the last dimension, eight at a time.
+
+    A sum of truth values makes an eight times larger copy of them first. Eight of them lie in one
+    whole number, and up to 255 such numbers can be summed before one of the eight overflows.
+
+    >>> _trues(torch.rand(2, 3000, generator=torch.Generator().manual_seed(0)) < 2).tolist()
+    [3000, 3000]
+    """
+    words = -(-found.shape[-1] // 8)
+    least = -(-words // 255)
+    parts = next((n for n in range(least, 2 * least + 1) if words % n == 0), least)
+    length = -(-words // parts)
+    missing = 8 * parts * length - found.shape[-1]
+    padded = F.pad(found, (0, missing)) if missing else found
+    packed = padded.contiguous().view(torch.int64).unflatten(-1, (parts, length)).sum(-1)
+    total: Tensor = packed.unsqueeze(-1).view(torch.uint8).flatten(-2).sum(-1)
+    return total

@@ -9,6 +9,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from ostinato.domains.splitting import squared
+
 SOURCE = 0
 FAR = 5.0
 """Times a domain's usual squared distance beyond which an image belongs to none."""
@@ -45,7 +47,7 @@ class View:
 
     def distances(self, placed: Tensor) -> Tensor:
         """(B, K): mean squared distance to every domain, 1 for a usual image of it."""
-        apart = torch.cdist(placed, self.means).square() / placed.shape[1]
+        apart = squared(placed, self.means) / placed.shape[1]
         return apart / (self.spreads * (1 + 1 / self.counts))
 
     def decide(self, placed: Tensor) -> Verdict:

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ostinato.experts.routed import SCALE, Branch, Expert, Hooks
-from ostinato.experts.targets import Targets, find_targets, has_targets
+from ostinato.experts.routed import SCALE, Branch, Expert, Hooks, inner_targets
+from ostinato.experts.targets import Targets, has_targets
 from ostinato.ops.blocks import find_blocks, is_convolutional
 from ostinato.ops.features import open_tokens, prefix_tokens
 from ostinato.ops.moments import BlockMap
@@ -74,11 +74,11 @@ def with_expert(
 ) -> nn.Module:
     """A copy of the model that answers as it does under this expert."""
     frozen = bare_copy(model)
-    blocks = list(find_blocks(frozen).values())
+    blocks = find_blocks(frozen)
     after_blocks = targets is None and not has_targets(frozen)
     groups = [group for group in (tuple(shared), expert.branches) if group]
-    feeds = [] if after_blocks or not groups else find_targets(frozen, targets)
-    for number, block in enumerate(blocks):
+    feeds = [] if after_blocks or not groups else inner_targets(frozen, blocks, targets)
+    for number, block in enumerate(blocks.values()):
         move = expert.maps[number] if expert.maps else None
         branches = [group[number] for group in groups] if after_blocks else []
         _let_act(block, _Act(move, branches), is_convolutional(block))

@@ -44,6 +44,11 @@ def inject(
         raise TargetError("The model holds experts already: eject(model) takes them out first.")
     found = find_targets(model, targets)
     for target in found:
+        if config.placement == "parallel" and target.channels_first:
+            raise TargetError(
+                f"{target.name} is a block of convolutions: experts stand after it, "
+                "placement='post'."
+            )
         given = getattr(target.module, "in_features", target.dim)
         if config.placement == "parallel" and target.entry is None and given != target.dim:
             raise TargetError(
@@ -56,7 +61,14 @@ def inject(
     }
     layers = {}
     for target in found:
-        branch = DualBranch(target.module, target.dim, config, name=target.name, seed=seed)
+        branch = DualBranch(
+            target.module,
+            target.dim,
+            config,
+            name=target.name,
+            seed=seed,
+            channels_first=target.channels_first,
+        )
         _replace(model, target.module, branch)
         if target.entry is not None:
             branch.entry = _Entry(target.entry, branch)

@@ -74,14 +74,15 @@ class DualBranch(nn.Module):
         *,
         name: str = "",
         seed: int = 0,
+        channels_first: bool = False,
     ) -> None:
         super().__init__()
-        self.base_layer = base_layer
+        self.base_layer, self.channels_first = base_layer, channels_first
         self.dim, self.config, self.name, self.seed = dim, config, name, seed
         self.training = base_layer.training
         where = next(base_layer.parameters(), torch.empty(0))
         self.shared = self._make(config.shared_rank, "shared", where) if config.shared else None
-        self.domains = nn.ModuleDict()
+        self.domains = nn.ModuleDict().train(self.training)
         self._add_fusion(where)
         self.register_buffer("spread", gate_spread(config).to(where.device), persistent=False)
         # Held in tuples: registered once in `domains`, and a change of domain is a change of
@@ -99,9 +100,11 @@ class DualBranch(nn.Module):
         dtype = torch.float64 if where.dtype == torch.float64 else torch.float32
         generator = seeded(self.seed, label, self.name)
         experts = self.config.experts
-        return Mixture(
+        made = Mixture(
             self.dim, rank, experts, generator=generator, device=where.device, dtype=dtype
         )
+        # In the layer's own mode: a model with a part that trains is not tried for sizes.
+        return made.train(self.training)
 
     def _add_fusion(self, where: Tensor) -> None:
         self.offset = self.gate = None
@@ -189,10 +192,14 @@ class DualBranch(nn.Module):
         output: Any = self.base_layer(*args, **kwargs)
         if self.bypass:
             return output  # type: ignore[no-any-return]
-        z = output if fed is None else fed
-        self._check(output, z)
+        swapped = self.channels_first and isinstance(output, Tensor) and output.dim() == 4
+        last = output.movedim(1, -1) if swapped else output
+        z = last if fed is None else fed
+        self._check(last, z)
         delta = self._delta(z)
-        result: Tensor = output if delta is None else output + delta.to(output.dtype)
+        if delta is None:
+            return output  # type: ignore[no-any-return]
+        result: Tensor = output + (delta.movedim(-1, 1) if swapped else delta).to(output.dtype)
         return result
 
     def _fed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

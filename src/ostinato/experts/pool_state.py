@@ -78,7 +78,8 @@ def expected_pool(pool: ExpertPool, state: State) -> Expected:
 
 def _template(pool: ExpertPool, name: str | int) -> Group:
     """A group like one of the pool's, whether that exists or not, without memory of its own."""
-    kind = next(pool.model.parameters()).dtype
+    double = next(pool.model.parameters()).dtype == torch.float64
+    kind = torch.float64 if double else torch.float32  # as the layers make them
     return Group(
         {
             key: nn.Parameter(torch.empty(shape, dtype=kind, device="meta"))

@@ -8,7 +8,7 @@ number of threads can predict while another one learns.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -34,6 +34,10 @@ class Branch:
     """Low-rank weights beside one feed-forward network: `gelu(z · down) · up`.
 
     Tensors are one domain's, or have a first dimension for one domain an image.
+
+    >>> branch = Branch(torch.zeros(4, 2), torch.zeros(2, 4))
+    >>> branch(torch.ones(1, 3, 4)).shape
+    torch.Size([1, 3, 4])
     """
 
     down: Tensor
@@ -52,6 +56,9 @@ class Expert:
     Attributes:
         maps: one map a block.
         branches: one learned branch a feed-forward network.
+
+    >>> Expert().maps
+    ()
     """
 
     maps: tuple[BlockMap, ...] = ()
@@ -81,6 +88,9 @@ class Pass:
         shared: the learned branches that all images but the source's share.
         make: called with a block's number and tokens where its maps are to be made on the way.
         keep: gives what of a block's tokens `features` is to collect, after the maps.
+
+    >>> Pass([None, None], []).idle, Pass([0, None], [Expert()]).idle
+    (True, False)
     """
 
     def __init__(
@@ -162,6 +172,18 @@ def _stacked(tensors: Sequence[Tensor | None], like: Tensor) -> Tensor:
     return torch.stack([zero, *(zero if one is None else one for one in tensors)])
 
 
+def inner_targets(model: nn.Module, blocks: Iterable[str], targets: Targets) -> list[Target]:
+    """The feed-forward networks inside blocks (those outside serve another purpose), or the chosen.
+
+    A CLIP has a tower for texts that no image passes.
+    """
+    found = find_targets(model, targets)
+    if targets is not None:
+        return found
+    starts = tuple(f"{name}." for name in blocks)
+    return [target for target in found if target.name.startswith(starts)]
+
+
 _PASS: ContextVar[tuple[object, Acting] | None] = ContextVar("ostinato-pass", default=None)
 
 
@@ -180,6 +202,12 @@ class Hooks:
         blocks: how many blocks there are.
         prefix: tokens that stand before an image's own.
         widths: per learned branch, the name of its place and the width there.
+
+    >>> import timm
+    >>> hooks = Hooks(timm.create_model("test_vit", num_classes=10))
+    >>> hooks.blocks, hooks.prefix
+    (6, 1)
+    >>> hooks.remove()
     """
 
     def __init__(
@@ -188,7 +216,7 @@ class Hooks:
         blocks = find_blocks(model)
         self.blocks, self.prefix = len(blocks), prefix_tokens(model)
         self.after_blocks = targets is None and not has_targets(model)
-        feeds: list[Target] = [] if self.after_blocks else find_targets(model, targets)
+        feeds = [] if self.after_blocks else inner_targets(model, blocks, targets)
         self.widths = [(target.name, target.dim) for target in feeds]
         if self.after_blocks:
             self.widths = list(zip(blocks, widths, strict=False))

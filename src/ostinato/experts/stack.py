@@ -86,7 +86,7 @@ class Rows:
         return matrices[at], up, factor[:, 0], shift[:, 0], prefix
 
     def feed(self, number: int) -> tuple[Tensor, Tensor]:
-        """A branch's down and up, a row each."""
+        """A branch's down and up, a row each; `SCALE` is in the latter."""
         at = sum(1 + (rank < width) for width, rank, _ in self.layout.blocks) + 2 * number
         return self.parts[0][at], self.parts[0][at + 1]
 
@@ -191,7 +191,7 @@ class Stack:
                     matrices.append(self.now.vectors.new_zeros(2 * width * rank))
                     continue
                 branch = expert.branches[number]
-                matrices += [branch.down.flatten(), branch.up.flatten()]
+                matrices += [branch.down.flatten(), SCALE * branch.up.flatten()]
             self.now.matrices[row] = torch.cat(matrices).to(self.now.matrices)
             self.now.vectors[row] = torch.cat(vectors).to(self.now.vectors)
 
@@ -208,7 +208,7 @@ class StackPass:
     Args:
         index: (B,) the row of each image, on the model's device; 0 stands for the source.
         rows: the stack's.
-        shared: the learned branches that all images but the source's share.
+        shared: the learned branches that all images but the source's share, `SCALE` in their `up`.
         single: the one row of all images, where the host knows it.
         maps: whether any row has maps.
         branches: whether any row has learned branches.
@@ -279,7 +279,11 @@ class StackPass:
         if self.branches:
             down, up = (self._pick(part, len(z)) for part in self.rows.feed(number))
             hidden = F.gelu(tokens @ self._product(down, z.dtype))
-            own = hidden @ self._product(up, z.dtype)
-            total = own if total is None else total + own
+            up = self._product(up, z.dtype)
+            if total is None or up.ndim == 2:
+                own = hidden @ up
+                total = own if total is None else total + own
+            else:
+                total = torch.baddbmm(total, hidden, up)
         assert total is not None
-        return SCALE * total.reshape(z.shape)
+        return total.reshape(z.shape)

@@ -17,6 +17,7 @@ from itertools import pairwise
 from torch import Tensor, nn
 
 from ostinato.errors import TargetError, did_you_mean
+from ostinato.ops.blocks import find_blocks, is_convolutional
 
 Targets = str | Sequence[str] | Callable[[str, nn.Module], bool] | None
 
@@ -37,16 +38,20 @@ class Target:
         module: the module to wrap; its output is the FFN's, before the residual.
         dim: features D of that output.
         entry: the module that takes the FFN's input, where that is another one.
+        channels_first: whether a 4-D output is (B, D, H, W).
     """
 
     name: str
     module: nn.Module
     dim: int
     entry: nn.Module | None = None
+    channels_first: bool = False
 
 
 def find_targets(model: nn.Module, targets: Targets = None) -> list[Target]:
     """Every FFN of the model, or those that `targets` chooses, in the model's order.
+
+    Of a model without any attention, such as a network of convolutions, every block.
 
     Args:
         model: any module.
@@ -60,6 +65,7 @@ def find_targets(model: nn.Module, targets: Targets = None) -> list[Target]:
     seen = _Survey(model)
     if targets is None:
         found = [target for target in seen.ffns if seen.beside_attention(target.name)]
+        found = found or seen.blocks()
         if not found:
             raise TargetError(f"No transformer FFN was found. {seen.hint()}")
         return found
@@ -139,6 +145,20 @@ class _Survey:
                     not any(k.startswith(f"{relative}.") for k in known) for relative in relatives
                 )
         return False
+
+    def blocks(self) -> list[Target]:
+        """The blocks of a model that has no attention at all; experts stand after them."""
+        if self.attentions:
+            return []
+        try:
+            found = find_blocks(self.modules[""])
+        except TargetError:
+            return []
+        widths = {name: _last_width(block) for name, block in found.items()}
+        return [
+            Target(name, block, widths[name], channels_first=is_convolutional(block))
+            for name, block in found.items()
+        ]
 
     def target(self, name: str) -> Target:
         """A chosen module as a target, or the reason why it cannot be one."""
@@ -245,6 +265,12 @@ def _named_linears(prefix: str, module: nn.Module) -> list[tuple[str, nn.Module]
 
 def _linears(module: nn.Module) -> list[tuple[int, int]]:
     return [_size(m) for m in module.children() if _is_linear(m)]
+
+
+def _last_width(block: nn.Module) -> int:
+    """Features that a block's last layer gives."""
+    last = [m for m in block.modules() if _is_linear(m) or isinstance(m, nn.Conv2d)][-1]
+    return int(last.out_channels) if isinstance(last, nn.Conv2d) else _size(last)[1]
 
 
 def _pointwise(module: nn.Module) -> list[tuple[int, int]]:

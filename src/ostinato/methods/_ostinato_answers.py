@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -85,21 +85,6 @@ class Answers(Learner):
         changes = (groups[0].changes, groups[1].changes)
         return Started(domain, domain.maps, groups, changes, found)
 
-    def _to_host(self, described: Tensor) -> Callable[[], Tensor]:
-        """Send descriptors off to the host; what waits for them, and for nothing sent off later."""
-        if not described.is_cuda:
-            return lambda: described
-        host = torch.empty(described.shape, dtype=described.dtype, pin_memory=True)
-        host.copy_(described, non_blocking=True)
-        event = torch.cuda.Event()
-        event.record()
-
-        def arrived() -> Tensor:
-            event.synchronize()
-            return host
-
-        return arrived
-
     def _described(self, pixels: Tensor) -> Tensor:
         return self.describe(three_colours(pixels))
 
@@ -112,7 +97,7 @@ class Answers(Learner):
     def _may_capture(self) -> bool:
         gpu = self.model.device.type == "cuda"
         # Input that came normalised goes to the model as it came, in a tensor of its own.
-        plain = self.config.compile is False or self.model.normalize == "input"
+        plain = not self.config.compile or self.model.normalize == "input"
         return gpu and not plain and not any(isinstance(m, Viewed) for m in self.model.modules())
 
     def _respond(self, batch: Input) -> tuple[StepOutput, Tensor]:

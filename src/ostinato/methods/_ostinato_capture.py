@@ -64,6 +64,23 @@ def record(work: Callable[[], Any], pool: Any) -> tuple[Any, Replay]:
     return result, made.replay
 
 
+def sent(described: Tensor) -> Callable[[], Tensor]:
+    """Send descriptors off to the host; what waits for them, and for nothing sent off later."""
+    if not described.is_cuda:
+        kept = described.clone()
+        return lambda: kept
+    host = torch.empty(described.shape, dtype=described.dtype, pin_memory=True)
+    host.copy_(described, non_blocking=True)
+    event = torch.cuda.Event()
+    event.record()
+
+    def arrived() -> Tensor:
+        event.synchronize()
+        return host
+
+    return arrived
+
+
 class Capture:
     """One batch size's answer.
 
@@ -84,8 +101,7 @@ class Capture:
         pool: Any,
     ) -> None:
         self.pixels = pixels.clone(memory_format=torch.contiguous_format)
-        known = placed.routes
-        routes = Routes(known.facts.clone(), known.content)
+        routes = Routes(placed.routes.facts.clone(), placed.routes.content)
         shared = tuple(Branch(one.down.clone(), one.up.clone()) for one in placed.shared)
         # Neither version is held on to, so that the rows of experts that are gone become free.
         bare = Version(0, placed.version.view)
@@ -98,32 +114,25 @@ class Capture:
             return routed, forward(self.pixels, self.placed, routed.rows)
 
         (self.routed, self.logits), self._answer = record(answer, pool)
-        self.host = torch.empty(
-            self.described.shape, dtype=self.described.dtype, pin_memory=pixels.is_cuda
-        )
+        self._done: torch.cuda.Event | None = None
 
     def __call__(self, pixels: Tensor, placed: Placed) -> Answered:
         """Send a batch on its way."""
+        if self._done is not None:  # whoever came before, on whatever stream, has what is theirs
+            torch.cuda.current_stream(pixels.device).wait_event(self._done)
         self._load(placed)
         self.pixels.copy_(pixels)
         self._describe()
-        self.host.copy_(self.described, non_blocking=True)
-        event = None
-        if self.host.is_pinned():
-            event = torch.cuda.Event()
-            event.record()
+        arrived = sent(self.described)
         self._answer()
-        described = self.described.clone()
         routed = Routed(
             self.routed.owners.clone(), self.routed.rows.clone(), self.routed.distance.clone()
         )
-
-        def arrived() -> Tensor:
-            if event is not None:
-                event.synchronize()
-            return self.host.clone()
-
-        return Answered(placed, self.logits.clone(), routed, described, arrived)
+        logits, described = self.logits.clone(), self.described.clone()
+        if pixels.is_cuda:
+            self._done = torch.cuda.Event()
+            self._done.record()
+        return Answered(placed, logits, routed, described, arrived)
 
     def _load(self, placed: Placed) -> None:
         routes, shared = self._loaded

@@ -14,13 +14,12 @@ from ostinato.ops.losses import distribution_entropy, flatten_logits
 from ostinato.ops.moments import BlockMap, block_map, token_moments
 from ostinato.ops.statistics import SourceStatistics
 
-TOLERANCE = 0.01
-"""Entropy, in ln C, by which a map may be less sure than the source and still be trusted."""
-CHANCE = 0.25
+TRUSTED = 0.0
+"""Doubt below which a map acts: it has to be surer than the source."""
+CHANCE = 0.5
 """Standard errors of that difference that count against a map."""
-NOVELTY = 0.15
-"""How much of what a map adds to the variety of answers counts against it: with few classes in
-view, a map that moves them towards the source's many makes answers more varied, and wrong."""
+UNFIT = 0.02
+"""Doubt, beside the maps alone, at which what was learned is dropped."""
 TRIALS = 150
 """Images up to which every share is tried whenever maps are made."""
 
@@ -32,18 +31,19 @@ class MapMaker(Method):
     hooks: Hooks
     statistics: SourceStatistics
     version: Version
+    events: list[str]
 
     def _make_maps(self, domain: Domain, classes: Tensor | None) -> None:
         """Make a domain's maps anew; the surest answers decide whether and how far they act.
 
         Judged without what was learned, since learning makes answers sure whether they are right
-        or not. The source wins unless something is surer, or as good as.
+        or not. The source wins unless something is surer.
         """
         batch = Input(torch.stack(domain.recent).float() / 255, classes)
         source = self._probabilities(batch, None)
         early = domain.images < TRIALS or domain.share == 0
         tried: list[tuple[float, float, tuple[BlockMap, ...], Tensor]] = []
-        tried.append((TOLERANCE, 0.0, (), source))
+        tried.append((TRUSTED, 0.0, (), source))
         if domain.maps:
             answers = self._probabilities(batch, Expert(domain.maps))
             tried.append((doubt(answers, source), domain.share, domain.maps, answers))
@@ -54,11 +54,24 @@ class MapMaker(Method):
         _, domain.share, domain.maps, answers = min(tried, key=lambda one: one[0])
         domain.variety = float(distribution_entropy(answers[-self.config.micro :].mean(0)))
         if domain.branches is not None and domain.maps:
-            made = []  # moments belong to what feeds them: once more, with what was learned
-            learned = Expert((), domain.branches.branches())
-            self._probabilities(batch, learned, made, domain.share)
-            domain.maps = tuple(made)
+            self._fit_to_learned(domain, batch, answers)
         domain.made()
+
+    def _fit_to_learned(self, domain: Domain, batch: Input, alone: Tensor) -> None:
+        """Make the maps once more with what was learned, since moments belong to what feeds them.
+
+        Learning makes answers surer. Where they come out less sure than those of the maps alone,
+        what was learned does not go with these maps, and is dropped.
+        """
+        assert domain.branches is not None
+        made: list[BlockMap] = []
+        learned = Expert((), domain.branches.branches())
+        answers = self._probabilities(batch, learned, made, domain.share)
+        if doubt(answers, alone) < UNFIT:
+            domain.maps = tuple(made)
+        else:
+            domain.branches = None
+            self.events.append("dropped what a domain had learned: it does not go with its maps")
 
     def _probabilities(
         self,
@@ -85,10 +98,11 @@ class MapMaker(Method):
 
 
 def doubt(answers: Tensor, source: Tensor) -> float:
-    """How much less sure answers are than the source's, in ln C; below `TOLERANCE` is trusted.
+    """How much less sure answers are than the source's, in ln C; below `TRUSTED` they act.
 
-    The mean difference of entropies, what chance leaves open, and a part of what was added to the
-    entropy of the mean answer.
+    The mean difference of entropies, and half of what chance leaves open of it. On tuning images of
+    two models, over corruptions, severities and mixes of classes, it goes with the change of the
+    error (correlation 0.86 to 0.95).
 
     Args:
         answers: (items, C) probabilities.
@@ -100,6 +114,5 @@ def doubt(answers: Tensor, source: Tensor) -> float:
     """
     more = torch.special.entr(answers).sum(1) - torch.special.entr(source).sum(1)
     chance = more.std() / math.sqrt(max(len(more) - 1, 1))
-    added = distribution_entropy(answers.mean(0)) - distribution_entropy(source.mean(0))
-    total = more.mean() + CHANCE * chance + NOVELTY * added.clamp_min(0)
+    total = more.mean() + CHANCE * chance
     return float(total) / math.log(answers.shape[1])

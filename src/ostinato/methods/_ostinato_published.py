@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ostinato.domains.routes import Routes, packed
 from ostinato.domains.verdict import SOURCE
-from ostinato.experts.routed import Branch, Expert
+from ostinato.experts.routed import SCALE, Branch, Expert
 from ostinato.experts.stack import Layout, Rows, Stack, StackPass
 from ostinato.methods._ostinato_parts import Version
 from ostinato.ops.whitening import Content
@@ -27,7 +27,7 @@ class Placed:
         routes: its routing on the device.
         rows: the stack's rows.
         table: by domain, the row of its expert; those the source answers for are left out.
-        shared: the learned branches that domains share, in the stack's precision.
+        shared: the learned branches that domains share, scaled, in the stack's precision.
         maps: whether any expert has maps.
         branches: whether any has learned branches.
     """
@@ -94,7 +94,7 @@ class Publisher:
         latest = self._latest
         if latest is not None and latest.version.shared is version.shared:
             return latest.shared
-        return tuple(Branch(one.down.to(kind), one.up.to(kind)) for one in version.shared)
+        return tuple(Branch(one.down.to(kind), (SCALE * one.up).to(kind)) for one in version.shared)
 
     def _place(self, version: Version) -> Placed:
         acting: dict[int, Expert] = {

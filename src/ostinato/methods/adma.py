@@ -19,7 +19,11 @@ from ostinato.types import Decision
 
 
 class AdmaConfig(MethodConfig):
-    """Settings of ADMA."""
+    """Settings of ADMA.
+
+    >>> AdmaConfig().restore
+    0.01
+    """
 
     lr: float = Field(1e-5, ge=0, description="learning rate")
     ratio: float = Field(0.5, gt=0, lt=1, description="share of the tokens that is masked")
@@ -41,7 +45,14 @@ def uncertainty(views: Tensor) -> Tensor:
 
 @METHODS.register("adma")
 class Adma(Method):
-    """Consistency of a masked forward with the whole one, and reconstruction of what is hidden."""
+    """Consistency of a masked forward with the whole one, and reconstruction of what is hidden.
+
+    >>> from ostinato import adapt
+    >>> from ostinato.checks import small_batches, small_model
+    >>> adapted = adapt(small_model(), "adma")
+    >>> adapted(small_batches(1)[0]).shape
+    torch.Size([8, 5])
+    """
 
     name = "adma"
     Config = AdmaConfig

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -47,7 +47,7 @@ class Answering:
     _norms: OtherStatistics | None
     last: StepOutput | None
     _lock: threading.RLock
-    _frozen: bool
+    _frozen: int
 
     if TYPE_CHECKING:  # what `Method` and `Persistent` bring
 
@@ -111,7 +111,9 @@ class Answering:
         self._refuse_detached()
         started = time.perf_counter()
         with torch.inference_mode(False), torch.no_grad(), products(self.config.precision):
-            batch = self._receive(images, classes, None)
+            # An image of a new size is tried on the model, which whoever learns may be holding.
+            with nullcontext() if self.model.knows(images) else self._lock:
+                batch = self._receive(images, classes, None)
             self.inspect(batch)
             output = self.respond(batch)
             if source:
@@ -128,11 +130,13 @@ class Answering:
     @contextmanager
     def frozen(self) -> Iterator[None]:
         """Inside, calls answer and nothing is learned or queued."""
-        before, self._frozen = self._frozen, True
+        with self._lock:  # counted, for several threads may be inside
+            self._frozen += 1
         try:
             yield
         finally:
-            self._frozen = before
+            with self._lock:
+                self._frozen -= 1
 
     def respond(self, batch: Input) -> StepOutput:
         """The answer of `predict`: a forward of the model as it is now."""

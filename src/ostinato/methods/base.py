@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +29,7 @@ from ostinato.methods.contract import (
     Predicts,
     Resources,
 )
+from ostinato.methods.moving import Moving
 from ostinato.methods.persistence import Persistent
 from ostinato.models import VisionModel, fingerprint
 from ostinato.ops.batchnorm import BatchStatistics, OtherStatistics, moves_batch_norms
@@ -36,13 +37,13 @@ from ostinato.ops.blocks import choose_blocks
 from ostinato.ops.optim import OptimizerState, cosine, make_optimizer, total_norm
 from ostinato.ops.precision import products
 from ostinato.ops.snapshot import RandomState, Scalars, State, Stateful
-from ostinato.ops.trainable import Flags, Weights, claim, disclaim, is_claimed
+from ostinato.ops.trainable import Flags, Weights, claim, disclaim
 from ostinato.types import Decision, StepOutput
 
 __all__ = ["Input", "Method", "MethodConfig", "MethodInfo", "Objective", "Resources"]
 
 
-class Method(Answering, Persistent, nn.Module):
+class Method(Answering, Persistent, Moving, nn.Module):
     """Base of all methods: call it with images, get logits; it adapts on the way."""
 
     info: ClassVar[MethodInfo]
@@ -51,8 +52,8 @@ class Method(Answering, Persistent, nn.Module):
     name: ClassVar[str] = ""
     rates: ClassVar[tuple[str, ...]] = ("lr",)
     """The settings that say how fast it learns online."""
-    follows: ClassVar[bool] = False
-    """Whether it can go with its model to another device or precision."""
+    example: ClassVar[Mapping[str, Any]] = {}
+    """Settings under which a few small batches teach it; the conformance suite uses them."""
     batch_statistics: ClassVar[bool] = True
     """Whether batch norms see the batch's own statistics where their parameters move, which is what
     the authors of methods that move them do; without, they keep the source's."""
@@ -73,7 +74,7 @@ class Method(Answering, Persistent, nn.Module):
         claim(model.base, self)
         self.model = model
         self._lock = threading.RLock()
-        self._frozen = self._detached = False
+        self._frozen, self._detached = 0, False
         self.building = True
         self._flags = Flags.freeze(model)
         self._tracked: dict[str, Stateful] = {}
@@ -93,32 +94,7 @@ class Method(Answering, Persistent, nn.Module):
         self.building = False
         self._initial = self._first_state()
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_lock"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        self._lock = threading.RLock()  # a copy waits for nobody else
-        if not self._detached and not is_claimed(self.model.base):  # by the method inside
-            claim(self.model.base, self)
-
-    def _apply(self, fn: Any, recurse: bool = True) -> Self:
-        """Move to another device or precision: the model first, then what stands beside it."""
-        probe = torch.empty(0, device=self.model.device, dtype=self.model.dtype)
-        changed = fn(probe)
-        if (changed.device, changed.dtype) != (probe.device, probe.dtype) and not self.follows:
-            raise ConfigError(
-                f"{self.name} keeps values beside the model, so it cannot move: unwrap the model, "
-                "move it, and adapt it again (adapted.save and .load keep what was learned)."
-            )
-        super()._apply(fn, recurse)
-        self.arrive()
-        return self
-
     # What a method supplies.
-
-    def arrive(self) -> None:
-        """After the model went to another device or precision; see `follows`."""
 
     def configure(self) -> None:
         """Build what the method adds to the model, and `track` what changes."""
@@ -261,11 +237,12 @@ class Method(Answering, Persistent, nn.Module):
             self.inspect(batch)
             self.events = []
             try:
-                self.last = self.advance(batch)
+                output = self.advance(batch)
             finally:
                 self.model.release()
-        self.last.seconds = time.perf_counter() - started
-        return self.last
+        output.seconds = time.perf_counter() - started
+        self.last = output
+        return output
 
     def advance(self, batch: Input) -> StepOutput:
         """Everything that follows a checked batch; wrappers call it on the method inside."""
@@ -311,15 +288,16 @@ class Method(Answering, Persistent, nn.Module):
 
     def detach(self) -> nn.Module:
         """Take the method out; returns the original module with its original weights."""
-        self._detached = True
-        self.release()
-        if self._norms is not None:
-            self._norms.remove()
-        choose_blocks(self.model.base, None)
-        disclaim(self.model.base, self)
-        if self.weights is not None:
-            self.weights.restore()
-        self._flags.restore()
+        with self._lock:  # whoever is at work ends it first
+            self._detached = True
+            self.release()
+            if self._norms is not None:
+                self._norms.remove()
+            choose_blocks(self.model.base, None)
+            disclaim(self.model.base, self)
+            if self.weights is not None:
+                self.weights.restore()
+            self._flags.restore()
         return self.model.base
 
     def summary(self) -> str:
@@ -337,6 +315,10 @@ class Method(Answering, Persistent, nn.Module):
     def details(self) -> list[str]:
         """More lines for the summary."""
         return []
+
+    def diagnose(self) -> dict[str, Any]:
+        """What a report may draw of the state after a run, as plain values; changes nothing."""
+        return {}
 
     def _set_up_training(self) -> None:
         parameters = self.trainable()

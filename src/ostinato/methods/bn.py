@@ -13,7 +13,11 @@ from ostinato.registry import METHODS
 
 
 class BnConfig(MethodConfig):
-    """Settings of BN statistics."""
+    """Settings of BN statistics.
+
+    >>> BnConfig().prior
+    0
+    """
 
     prior: int = Field(0, ge=0, description="source images that the source's statistics count as")
 
@@ -37,6 +41,9 @@ class Bn(Method):
             "batches; a channel with a single value keeps the source's statistics"
         ),
         norms="batch",
+        measured=(
+            "has no row: it is for models with batch norm, and the tables' real model has none"
+        ),
     )
     presets = {"imagenet-c": {"prior": 0}, "small-batch": {"prior": 16}}
 

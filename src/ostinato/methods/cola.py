@@ -20,7 +20,11 @@ ETA = {"fisher_alpha": 0.0, "lr": 1e-3}
 
 
 class ColaConfig(MethodConfig):
-    """Settings of CoLA."""
+    """Settings of CoLA.
+
+    >>> ColaConfig().rest_decay
+    0.4
+    """
 
     inner: Literal["tent", "eata", "sar", "deyo"] = Field("eata", description="what adapts")
     inner_preset: str | None = Field(None, description="a preset of that method")
@@ -36,7 +40,14 @@ class ColaConfig(MethodConfig):
 
 @METHODS.register("cola")
 class Cola(Wrapping):
-    """Learn the weights of past domains' vectors together with what is new in the present one."""
+    """Learn the weights of past domains' vectors together with what is new in the present one.
+
+    >>> from ostinato import adapt
+    >>> from ostinato.checks import small_batches, small_model
+    >>> adapted = adapt(small_model(), "cola")
+    >>> adapted(small_batches(1)[0]).shape
+    torch.Size([8, 5])
+    """
 
     name = "cola"
     Config = ColaConfig
@@ -54,6 +65,10 @@ class Cola(Wrapping):
         published=(
             "35.2 % error with ETA, 36.0 with SAR, ImageNet-C, ViT-B, normalised input, never "
             "reset; visits 1 to 20 of a recurring stream: 41.0 to 33.8 % (ETA alone: 38.9 to 48.4)"
+        ),
+        measured=(
+            "beats Source on a real ViT-Tiny under returning corruptions: 75.9 against 78.3 % "
+            "error, and 72.2 against 77.8 in the 20th round"
         ),
     )
     presets = {"imagenet-c": {"inner": "eata"}}
@@ -79,6 +94,12 @@ class Cola(Wrapping):
         detector = ShiftDetector(self.config.threshold, self.config.least)
         self.detector = self.track("detector", detector)
         self._handle = inner.optimizer.register_step_pre_hook(self._before_step)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        if not self._detached:  # an optimizer's copy has no hooks
+            assert self.inner.optimizer is not None
+            self._handle = self.inner.optimizer.register_step_pre_hook(self._before_step)
 
     def route(self, batch: Input) -> Decision:
         """Keep the weights of a domain that has ended."""

@@ -25,7 +25,11 @@ from ostinato.registry import METHODS
 
 
 class ComeConfig(MethodConfig):
-    """Settings of COME."""
+    """Settings of COME.
+
+    >>> ComeConfig().predict
+    'before'
+    """
 
     inner: Literal["tent", "eta", "sar"] = Field("tent", description="whose rule it takes over")
     optimizer: OptimizerName = Field("sgd", description="adam, adamw or sgd")
@@ -34,13 +38,20 @@ class ComeConfig(MethodConfig):
     redundancy: float = Field(0.05, ge=0, description="ETA's bound on the cosine")
     radius: float = Field(0.05, ge=0, description="how far SAR's climb goes")
     recover_below: float = Field(0.2, description="average loss at which SAR starts over")
-    blocks: int = Field(9, ge=1, description="first blocks, whose norms SAR moves")
+    first_blocks: int = Field(9, ge=1, description="first blocks, whose norms SAR moves")
     predict: Literal["before", "after"] = Field("before", description="prediction's time")
 
 
 @METHODS.register("come")
 class Come(Method):
-    """Minimise the entropy of a Dirichlet opinion whose total evidence is held."""
+    """Minimise the entropy of a Dirichlet opinion whose total evidence is held.
+
+    >>> from ostinato import adapt
+    >>> from ostinato.checks import small_batches, small_model
+    >>> adapted = adapt(small_model(), "come")
+    >>> adapted(small_batches(1)[0]).shape
+    torch.Size([8, 5])
+    """
 
     name = "come"
     Config = ComeConfig
@@ -54,6 +65,10 @@ class Come(Method):
             "on TENT by default, with inner=... on ETA and SAR, not with EATA's Fisher term; the "
             "mass of not knowing is as many units as there are classes in use; the average loss "
             "of SAR starts anew after a recovery; a batch without a reliable image moves nothing"
+        ),
+        measured=(
+            "beats Source on a real ViT-Tiny inside SAR (77.4 against 78.3 % error), not inside"
+            " TENT (82.4) or ETA (78.4), where its authors' rate for a ViT-B is too high"
         ),
     )
     presets = {
@@ -70,7 +85,7 @@ class Come(Method):
 
     def trainable(self) -> dict[str, nn.Parameter]:
         """The norms' weights and biases."""
-        blocks = range(self.config.blocks) if self.config.inner == "sar" else None
+        blocks = range(self.config.first_blocks) if self.config.inner == "sar" else None
         return norm_parameters(self.model.base, blocks=blocks)
 
     def objective(self, batch: Input) -> Objective:

@@ -20,7 +20,11 @@ from ostinato.registry import METHODS
 
 
 class CottaConfig(MethodConfig):
-    """Settings of CoTTA."""
+    """Settings of CoTTA.
+
+    >>> CottaConfig().loss
+    'symmetric'
+    """
 
     optimizer: OptimizerName = Field("sgd", description="adam, adamw or sgd")
     lr: float = Field(1e-4, ge=0, description="learning rate")
@@ -42,7 +46,14 @@ class CottaConfig(MethodConfig):
 
 @METHODS.register("cotta")
 class Cotta(Method):
-    """Learn from a slow teacher, averaged over views where the source model is unsure."""
+    """Learn from a slow teacher, averaged over views where the source model is unsure.
+
+    >>> from ostinato import adapt
+    >>> from ostinato.checks import small_batches, small_model
+    >>> adapted = adapt(small_model(), "cotta")
+    >>> adapted(small_batches(1)[0]).shape
+    torch.Size([8, 5])
+    """
 
     name = "cotta"
     Config = CottaConfig

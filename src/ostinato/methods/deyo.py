@@ -19,7 +19,11 @@ from ostinato.registry import METHODS
 
 
 class DeyoConfig(MethodConfig):
-    """Settings of DeYO."""
+    """Settings of DeYO.
+
+    >>> DeyoConfig().predict
+    'before'
+    """
 
     optimizer: OptimizerName = Field("sgd", description="adam, adamw or sgd")
     lr: float = Field(1e-3, ge=0, description="learning rate for 64 images; follows the batch")
@@ -27,13 +31,22 @@ class DeyoConfig(MethodConfig):
     kappa_weight: float = Field(0.4, gt=0, description="entropy of weight one, times ln C")
     plpd: float = Field(0.2, description="smallest fall of the label's probability by shuffling")
     grid: int = Field(4, ge=1, description="patches per side that are shuffled")
-    blocks: int | None = Field(9, ge=1, description="blocks whose norms move; None: every norm")
+    first_blocks: int | None = Field(
+        9, ge=1, description="blocks whose norms move; None: every norm"
+    )
     predict: Literal["before", "after"] = Field("before", description="prediction's time")
 
 
 @METHODS.register("deyo")
 class Deyo(Method):
-    """Adapt on samples that are sure and become unsure when their patches are shuffled."""
+    """Adapt on samples that are sure and become unsure when their patches are shuffled.
+
+    >>> from ostinato import adapt
+    >>> from ostinato.checks import small_batches, small_model
+    >>> adapted = adapt(small_model(), "deyo")
+    >>> adapted(small_batches(1)[0]).shape
+    torch.Size([8, 5])
+    """
 
     name = "deyo"
     Config = DeyoConfig
@@ -44,15 +57,16 @@ class Deyo(Method):
         predicts="before",
         setting="ImageNet-C, ViT-B/16",
         differences=(
-            "blocks=None moves every norm; its own protocol starts afresh for every corruption, "
-            "which a stream does with reset='domain'"
+            "first_blocks=None moves every norm; its own protocol starts afresh for every "
+            "corruption, which a stream does with reset='domain'"
         ),
     )
     presets = {"imagenet-c": {"lr": 1e-3}}
+    example = {"plpd": -1.0}
 
     def trainable(self) -> dict[str, nn.Parameter]:
         """The norms' weights and biases, but those of the last blocks."""
-        blocks = self.config.blocks
+        blocks = self.config.first_blocks
         return norm_parameters(self.model.base, blocks=None if blocks is None else range(blocks))
 
     def objective(self, batch: Input) -> Objective:

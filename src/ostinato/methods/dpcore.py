@@ -23,7 +23,11 @@ from ostinato.types import Decision
 
 
 class DPCoreConfig(MethodConfig):
-    """Settings of DPCore."""
+    """Settings of DPCore.
+
+    >>> DPCoreConfig().source_kappa
+    0.355235172698916
+    """
 
     optimizer: OptimizerName = Field("adamw", description="adam, adamw or sgd")
     lr: float = Field(0.1, ge=0, description="learning rate")
@@ -50,7 +54,15 @@ def coreset_weights(pool: PromptPool, moments: Moments, temperature: float) -> T
 
 @METHODS.register("dpcore")
 class DPCore(Method):
-    """Align a batch's features with the source's by prompt tokens, and keep what was learned."""
+    """Align a batch's features with the source's by prompt tokens, and keep what was learned.
+
+    >>> import ostinato
+    >>> from ostinato.checks import small_batches, small_model
+    >>> first, clean = small_batches(2)
+    >>> prepared = ostinato.prepare(small_model(), "dpcore", clean)
+    >>> ostinato.adapt(small_model(), "dpcore", prepared=prepared)(first).shape
+    torch.Size([8, 5])
+    """
 
     name = "dpcore"
     Config = DPCoreConfig

@@ -14,6 +14,8 @@ never fires changes no bit; `guard=False` takes it away.
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
@@ -165,7 +167,7 @@ class DualExpert(Method):
         features = self._features(batch) if self.discriminator.needs_features else None
         return Evidence(
             descriptors=self.discriminator.describe(three_colours(batch.pixels), features),
-            confidence=lambda: self._confidence(batch),
+            confidence=partial(self._confidence, batch),
             oracle=batch.oracle,
             image_size=(int(batch.pixels.shape[-2]), int(batch.pixels.shape[-1])),
         )

@@ -24,7 +24,11 @@ from ostinato.registry import METHODS
 
 
 class EataConfig(MethodConfig):
-    """Settings of EATA."""
+    """Settings of EATA.
+
+    >>> EataConfig().predict
+    'before'
+    """
 
     optimizer: OptimizerName = Field("sgd", description="adam, adamw or sgd")
     lr: float = Field(2.5e-4, ge=0, description="learning rate")
@@ -40,7 +44,15 @@ class EataConfig(MethodConfig):
 
 @METHODS.register("eata")
 class Eata(Method):
-    """Adapt on samples that are reliable and tell something new; forget little."""
+    """Adapt on samples that are reliable and tell something new; forget little.
+
+    >>> import ostinato
+    >>> from ostinato.checks import small_batches, small_model
+    >>> first, clean = small_batches(2)
+    >>> prepared = ostinato.prepare(small_model(), "eata", clean)
+    >>> ostinato.adapt(small_model(), "eata", prepared=prepared)(first).shape
+    torch.Size([8, 5])
+    """
 
     name = "eata"
     Config = EataConfig

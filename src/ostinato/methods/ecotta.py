@@ -21,7 +21,11 @@ from ostinato.registry import METHODS
 
 
 class EcottaConfig(MethodConfig):
-    """Settings of EcoTTA."""
+    """Settings of EcoTTA.
+
+    >>> EcottaConfig().warm_held
+    0.2
+    """
 
     optimizer: OptimizerName = Field("sgd", description="adam, adamw or sgd")
     lr: float = Field(5e-3, ge=0, description="learning rate")

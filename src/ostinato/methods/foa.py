@@ -18,7 +18,11 @@ from ostinato.registry import METHODS
 
 
 class FoaConfig(MethodConfig):
-    """Settings of FOA."""
+    """Settings of FOA.
+
+    >>> FoaConfig().rate
+    0.1
+    """
 
     prompts: int = Field(3, ge=1, description="prompt tokens")
     population: int = Field(27, ge=4, description="prompts tried on each batch, beside the best")
@@ -48,7 +52,15 @@ class Best:
 
 @METHODS.register("foa")
 class Foa(Levelled):
-    """Try prompts, keep those with sure predictions and source-like features; no gradient."""
+    """Try prompts, keep those with sure predictions and source-like features; no gradient.
+
+    >>> import ostinato
+    >>> from ostinato.checks import small_batches, small_model
+    >>> first, clean = small_batches(2)
+    >>> prepared = ostinato.prepare(small_model(), "foa", clean)
+    >>> ostinato.adapt(small_model(), "foa", prepared=prepared)(first).shape
+    torch.Size([8, 5])
+    """
 
     name = "foa"
     rates = ("sigma",)
@@ -67,6 +79,10 @@ class Foa(Levelled):
         ),
         published=(
             "33.9 % error, ImageNet-C, ViT-B, normalised input, never reset, 28 forwards a batch"
+        ),
+        measured=(
+            "beats Source on a real ViT-Tiny by little: 77.5 against 77.8 % error on the same "
+            "4,500 images"
         ),
     )
     presets = {"imagenet-c": {"weight": 0.4}, "imagenet-r": {"weight": 0.2}}

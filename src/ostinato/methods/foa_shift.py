@@ -18,14 +18,26 @@ from ostinato.registry import METHODS
 
 
 class FoaShiftConfig(MethodConfig):
-    """Settings of FOA-shift."""
+    """Settings of FOA-shift.
+
+    >>> FoaShiftConfig().rate
+    0.1
+    """
 
     rate: float = Field(0.1, gt=0, le=1, description="share of a batch in the target's mean")
 
 
 @METHODS.register("foa_shift")
 class FoaShift(Method):
-    """Add the difference of the source's and the target's mean feature."""
+    """Add the difference of the source's and the target's mean feature.
+
+    >>> import ostinato
+    >>> from ostinato.checks import small_batches, small_model
+    >>> first, clean = small_batches(2)
+    >>> prepared = ostinato.prepare(small_model(), "foa_shift", clean)
+    >>> ostinato.adapt(small_model(), "foa_shift", prepared=prepared)(first).shape
+    torch.Size([8, 5])
+    """
 
     name = "foa_shift"
     rates = ()
@@ -38,6 +50,11 @@ class FoaShift(Method):
         needs=frozenset({"prepared file"}),
         setting="ImageNet-C, ViT-B/16",
         differences="none known; a batch is moved by what earlier batches showed",
+        measured=(
+            "does not beat Source on a real ViT-Tiny whose corruption changes every four "
+            "batches (78.6 against 78.3 % error): its mean is then mostly of the corruption "
+            "before"
+        ),
     )
     presets = {"imagenet-c": {"rate": 0.1}}
 

@@ -34,11 +34,15 @@ from ostinato.types import Decision
 
 
 class ImseConfig(MethodConfig):
-    """Settings of IMSE."""
+    """Settings of IMSE.
+
+    >>> ImseConfig().codes
+    100
+    """
 
     optimizer: OptimizerName = Field("adam", description="adam, adamw or sgd")
     lr: float = Field(7e-3, ge=0, description="learning rate")
-    blocks: int = Field(9, ge=1, description="first blocks, whose singular values move")
+    first_blocks: int = Field(9, ge=1, description="first blocks, whose singular values move")
     watched: int = Field(3, ge=1, description="last blocks, whose use is spread")
     spread: float = Field(50.0, ge=0, description="weight of that spread")
     kappa: float = Field(0.4, gt=0, description="entropy bound, times ln C")
@@ -52,7 +56,15 @@ class ImseConfig(MethodConfig):
 
 @METHODS.register("imse")
 class Imse(Method):
-    """Minimise entropy over singular values while the last blocks' directions stay in use."""
+    """Minimise entropy over singular values while the last blocks' directions stay in use.
+
+    >>> import ostinato
+    >>> from ostinato.checks import small_batches, small_model
+    >>> first, clean = small_batches(2)
+    >>> prepared = ostinato.prepare(small_model(), "imse", clean)
+    >>> ostinato.adapt(small_model(), "imse", prepared=prepared)(first).shape
+    torch.Size([8, 5])
+    """
 
     name = "imse"
     Config = ImseConfig
@@ -73,6 +85,9 @@ class Imse(Method):
             "31.0 % error, ImageNet-C, ViT-B, started afresh for each corruption; continual 3.4 "
             "points better than ViDA"
         ),
+        measured=(
+            "beats Source on a real ViT-Tiny under returning corruptions: 74.5 against 78.3 % error"
+        ),
     )
     presets = {"imagenet-c": {"lr": 7e-3}, "recurring": {"lr": 3e-3}}
 
@@ -86,7 +101,7 @@ class Imse(Method):
     def configure(self) -> None:
         """Decompose the linear maps; the bank holds the source's values first."""
         assert self.resources.prepared is not None
-        linears = block_linears(self.model.base, range(self.config.blocks))
+        linears = block_linears(self.model.base, range(self.config.first_blocks))
         self.spectra = {name: Spectrum(linear.weight) for name, linear in linears.items()}
         self.values = {n: nn.Parameter(s.values.clone()) for n, s in self.spectra.items()}
         weights: dict[str, Any] = {name: linear.weight for name, linear in linears.items()}

@@ -12,7 +12,11 @@ from ostinato.registry import METHODS
 
 
 class LameConfig(MethodConfig):
-    """Settings of LAME."""
+    """Settings of LAME.
+
+    >>> LameConfig().iterations
+    100
+    """
 
     affinity: Affinity = Field("rbf", description="knn, rbf or linear closeness of features")
     neighbours: int = Field(5, ge=1, description="neighbours of each image, or rbf's reach")
@@ -23,7 +27,14 @@ class LameConfig(MethodConfig):
 
 @METHODS.register("lame")
 class Lame(Method):
-    """Adapt the output alone: nothing in the model moves."""
+    """Adapt the output alone: nothing in the model moves.
+
+    >>> from ostinato import adapt
+    >>> from ostinato.checks import small_batches, small_model
+    >>> adapted = adapt(small_model(), "lame")
+    >>> adapted(small_batches(1)[0]).shape
+    torch.Size([8, 5])
+    """
 
     name = "lame"
     rates = ()

@@ -13,7 +13,6 @@ publishes the next version; calling the method does both.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -27,6 +26,9 @@ from ostinato.domains.verdict import SOURCE, Change
 from ostinato.errors import MissingResource
 from ostinato.experts.routed import Branch, Hooks
 from ostinato.methods._ostinato_answers import Answers
+from ostinato.methods._ostinato_batches import joined, parts
+from ostinato.methods._ostinato_capture import sent
+from ostinato.methods._ostinato_distances import domain_distances
 from ostinato.methods._ostinato_parts import (
     PRESETS,
     Domain,
@@ -70,6 +72,7 @@ class Ostinato(Answers):
         differences="none: this is its release",
     )
     presets = PRESETS
+    example = {"micro": 8, "enough": 8}
     follows = True
 
     @classmethod
@@ -125,10 +128,10 @@ class Ostinato(Answers):
 
     def advance(self, batch: Input) -> StepOutput:
         """Answer a batch and learn from it, in parts of `micro` images."""
-        parts = [self._advance(part) for part in _parts(batch, self.config.micro)]
+        outputs = [self._advance(part) for part in parts(batch, self.config.micro)]
         self.counters["steps"] += 1
         self.counters["size"] = list(batch.pixels.shape[-2:])
-        return _joined(parts)
+        return joined(outputs)
 
     def _advance(self, batch: Input) -> StepOutput:
         if not self.config.count_in:
@@ -141,7 +144,7 @@ class Ostinato(Answers):
         if expected is None:
             answered = self._captured(batch)
         if answered is None:
-            arrived = self._to_host(self._described(batch.pixels))
+            arrived = sent(self._described(batch.pixels))
             started = None if expected is None else self._start_step(batch, expected)
         described = arrived() if answered is None else answered.arrived()
         change = self._take_in(batch.pixels, described, batch.classes)
@@ -282,6 +285,7 @@ class Ostinato(Answers):
         self.statistics = self.statistics.to(device)
         self._initial = self._initial.to(device)
         self.publisher = self._publisher()
+        self.captures, self.step_captures = self._captures(), self._step_captures()
         self.bank.import_state(self.bank.export_state().to(device))
 
     def release(self) -> None:
@@ -318,37 +322,11 @@ class Ostinato(Answers):
             *(f"  statistics       {doubt}" for doubt in self.statistics.doubts()),
         ]
 
+    def diagnose(self) -> dict[str, Any]:
+        """How far each domain's blocks lie from the source's, before and after its expert."""
+        return {"blocks": domain_distances(self)} if self.bank.domains else {}
+
     @classmethod
     def scaled(cls, config: Any, factor: float) -> dict[str, Any]:
         """Nothing to scale where nothing is learned."""
         return super().scaled(config, factor) if config.learn else {}
-
-
-def _parts(batch: Input, size: int) -> list[Input]:
-    """The batch in parts of about `size` images, none much smaller than the others."""
-    count = max(1, round(len(batch) / size))
-    return [replace(batch, pixels=part) for part in batch.pixels.tensor_split(count)]
-
-
-def _joined(parts: list[StepOutput]) -> StepOutput:
-    if len(parts) == 1:
-        return parts[0]
-    last, decisions = parts[-1], [part.decision for part in parts if part.decision is not None]
-    owners = tuple(owner for one in decisions for owner in one.per_sample or ())
-    usual = Counter(owners).most_common(1)[0][0]
-    decision = replace(
-        decisions[-1],
-        domain=usual,
-        is_new=any(one.is_new and one.domain == usual for one in decisions),
-        evidence=len(owners),
-        per_sample=owners,
-    )
-    return replace(
-        last,
-        logits=torch.cat([part.logits for part in parts]),
-        decision=decision,
-        used=len(owners),
-        updated=any(part.updated for part in parts),
-        events=tuple(event for part in parts for event in part.events),
-        trust=tuple(value for part in parts for value in part.trust),
-    )

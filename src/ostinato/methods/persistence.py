@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -26,6 +27,7 @@ class Persistent:
     _tracked: dict[str, Stateful]
     _initial: State
     _detached: bool
+    _lock: threading.RLock
 
     def _refuse_detached(self) -> None:
         if self._detached:
@@ -49,18 +51,19 @@ class Persistent:
     def import_state(self, state: State) -> None:
         """Become what `export_state` described, or stay as it was and raise."""
         self._refuse_detached()
-        check_state(self, state)
-        before = self.export_state().clone()
-        try:
-            # Files hold CPU tensors. What belongs on the CPU here (generators) goes back by itself.
-            self._import(state.to(self.model.device))
-            check_taken(state, self.export_state())
-        except BaseException as error:
-            self._import(before)
-            if isinstance(error, StateError) or not isinstance(error, Exception):
-                raise
-            raise StateError(f"The state does not fit this method: {error}") from error
-        self.last = None
+        with self._lock:
+            check_state(self, state)
+            before = self.export_state().clone()
+            try:
+                # Files hold CPU tensors; what belongs there here (generators) goes back by itself.
+                self._import(state.to(self.model.device))
+                check_taken(state, self.export_state())
+            except BaseException as error:
+                self._import(before)
+                if isinstance(error, StateError) or not isinstance(error, Exception):
+                    raise
+                raise StateError(f"The state does not fit this method: {error}") from error
+            self.last = None
 
     def take_back(self, state: State) -> None:
         """Become what this very method exported a moment ago; nothing is checked."""
@@ -69,8 +72,9 @@ class Persistent:
     def reset(self) -> None:
         """Forget everything learned: exactly the state after `adapt`."""
         self._refuse_detached()
-        self._import(self._initial)
-        self.last = None
+        with self._lock:
+            self._import(self._initial)
+            self.last = None
 
     def save(self, path: str | Path, *, buffers: bool = False) -> None:
         """Write the state to one file, atomically.
@@ -82,11 +86,13 @@ class Persistent:
                 the same and gathers new images first.
         """
         parts = {}
-        for name, thing in self._tracked.items():
-            state = thing.export_state()
-            without = getattr(thing, "without_buffers", None)
-            parts[name] = state if buffers or without is None else without(state)
-        save_state(path, State.join(parts), self._header())
+        with self._lock:  # what is exported may be what the next batch writes into
+            for name, thing in self._tracked.items():
+                state = thing.export_state()
+                without = getattr(thing, "without_buffers", None)
+                parts[name] = state if buffers or without is None else without(state)
+            whole = State.join(parts).clone()
+        save_state(path, whole, self._header())
 
     def load(self, path: str | Path) -> None:
         """Continue from a file; on any error nothing has changed."""

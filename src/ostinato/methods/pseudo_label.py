@@ -15,7 +15,11 @@ from ostinato.registry import METHODS
 
 
 class PseudoLabelConfig(MethodConfig):
-    """Settings of Pseudo-label."""
+    """Settings of Pseudo-label.
+
+    >>> PseudoLabelConfig().predict
+    'before'
+    """
 
     optimizer: OptimizerName = Field("sgd", description="adam, adamw or sgd")
     lr: float = Field(1e-4, ge=0, description="learning rate")
@@ -27,7 +31,14 @@ class PseudoLabelConfig(MethodConfig):
 
 @METHODS.register("pseudo_label")
 class PseudoLabel(Method):
-    """Train on what the model already believes, where it believes it firmly."""
+    """Train on what the model already believes, where it believes it firmly.
+
+    >>> from ostinato import adapt
+    >>> from ostinato.checks import small_batches, small_model
+    >>> adapted = adapt(small_model(), "pseudo_label")
+    >>> adapted(small_batches(1)[0]).shape
+    torch.Size([8, 5])
+    """
 
     name = "pseudo_label"
     Config = PseudoLabelConfig

@@ -12,7 +12,11 @@ from ostinato.types import Decision
 
 
 class RDumbConfig(EataConfig):
-    """Settings of RDumb."""
+    """Settings of RDumb.
+
+    >>> RDumbConfig().reset_every
+    1000
+    """
 
     fisher_alpha: float = Field(0.0, ge=0, description="weight of the Fisher term; 0 is ETA")
     reset_every: int = Field(1000, ge=1, description="batches between resets")
@@ -20,7 +24,14 @@ class RDumbConfig(EataConfig):
 
 @METHODS.register("rdumb")
 class RDumb(Eata):
-    """Adapt like ETA, and forget everything at fixed intervals."""
+    """Adapt like ETA, and forget everything at fixed intervals.
+
+    >>> from ostinato import adapt
+    >>> from ostinato.checks import small_batches, small_model
+    >>> adapted = adapt(small_model(), "rdumb")
+    >>> adapted(small_batches(1)[0]).shape
+    torch.Size([8, 5])
+    """
 
     name = "rdumb"
     Config = RDumbConfig

@@ -17,7 +17,11 @@ from ostinato.registry import METHODS
 
 
 class RemConfig(MethodConfig):
-    """Settings of REM."""
+    """Settings of REM.
+
+    >>> RemConfig().skip
+    3
+    """
 
     ratios: tuple[float, ...] = Field(
         (0.0, 0.1, 0.2), description="shares of the most attended tokens masked, rising from 0"
@@ -50,7 +54,14 @@ def entropy_ranking(views: list[Tensor], margin: float) -> Tensor:
 
 @METHODS.register("rem")
 class Rem(Method):
-    """Ranked entropy minimisation over masked views, on the norms of the early blocks."""
+    """Ranked entropy minimisation over masked views, on the norms of the early blocks.
+
+    >>> from ostinato import adapt
+    >>> from ostinato.checks import small_batches, small_model
+    >>> adapted = adapt(small_model(), "rem")
+    >>> adapted(small_batches(1)[0]).shape
+    torch.Size([8, 5])
+    """
 
     name = "rem"
     Config = RemConfig

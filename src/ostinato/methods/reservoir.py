@@ -24,7 +24,15 @@ from ostinato.types import Decision
 
 @METHODS.register("reservoir")
 class Reservoir(Wrapping):
-    """Route every batch by its style to one of at most 16 copies of another method."""
+    """Route every batch by its style to one of at most 16 copies of another method.
+
+    >>> import ostinato
+    >>> from ostinato.checks import small_batches, small_model
+    >>> first, clean = small_batches(2)
+    >>> prepared = ostinato.prepare(small_model(), "reservoir", clean)
+    >>> ostinato.adapt(small_model(), "reservoir", prepared=prepared)(first).shape
+    torch.Size([8, 5])
+    """
 
     name = "reservoir"
     Config = ReservoirConfig

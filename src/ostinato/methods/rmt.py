@@ -23,7 +23,11 @@ from ostinato.registry import METHODS
 
 
 class RmtConfig(MethodConfig):
-    """Settings of RMT."""
+    """Settings of RMT.
+
+    >>> RmtConfig().prototypes
+    'weights'
+    """
 
     optimizer: OptimizerName = Field("sgd", description="adam, adamw or sgd")
     lr: float = Field(0.01, ge=0, description="learning rate")
@@ -38,7 +42,14 @@ class RmtConfig(MethodConfig):
 
 @METHODS.register("rmt")
 class Rmt(Method):
-    """Agree with a slow teacher on the image and on a view of it, close to a class prototype."""
+    """Agree with a slow teacher on the image and on a view of it, close to a class prototype.
+
+    >>> from ostinato import adapt
+    >>> from ostinato.checks import small_batches, small_model
+    >>> adapted = adapt(small_model(), "rmt")
+    >>> adapted(small_batches(1)[0]).shape
+    torch.Size([8, 5])
+    """
 
     name = "rmt"
     Config = RmtConfig

@@ -18,7 +18,11 @@ from ostinato.registry import METHODS
 
 
 class RoidConfig(MethodConfig):
-    """Settings of ROID."""
+    """Settings of ROID.
+
+    >>> RoidConfig().prior_correction
+    True
+    """
 
     optimizer: OptimizerName = Field("sgd", description="adam, adamw or sgd")
     lr: float = Field(2.5e-4, ge=0, description="learning rate")
@@ -32,7 +36,14 @@ class RoidConfig(MethodConfig):
 
 @METHODS.register("roid")
 class Roid(Method):
-    """Learn from certain and diverse samples, and drift back to the source a little each step."""
+    """Learn from certain and diverse samples, and drift back to the source a little each step.
+
+    >>> from ostinato import adapt
+    >>> from ostinato.checks import small_batches, small_model
+    >>> adapted = adapt(small_model(), "roid")
+    >>> adapted(small_batches(1)[0]).shape
+    torch.Size([8, 5])
+    """
 
     name = "roid"
     Config = RoidConfig

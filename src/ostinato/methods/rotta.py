@@ -21,7 +21,11 @@ from ostinato.registry import METHODS
 
 
 class RottaConfig(MethodConfig):
-    """Settings of RoTTA."""
+    """Settings of RoTTA.
+
+    >>> RottaConfig().uncertainty_weight
+    1.0
+    """
 
     optimizer: OptimizerName = Field("adam", description="adam, adamw or sgd")
     lr: float = Field(1e-3, ge=0, description="learning rate")
@@ -35,7 +39,14 @@ class RottaConfig(MethodConfig):
 
 @METHODS.register("rotta")
 class Rotta(Method):
-    """Learn from a bank of fresh, certain images of all classes, taught by a slow teacher."""
+    """Learn from a bank of fresh, certain images of all classes, taught by a slow teacher.
+
+    >>> from ostinato import adapt
+    >>> from ostinato.checks import small_batches, small_model
+    >>> adapted = adapt(small_model(), "rotta")
+    >>> adapted(small_batches(1)[0]).shape
+    torch.Size([8, 5])
+    """
 
     name = "rotta"
     batch_statistics = False  # they follow the bank slowly
@@ -66,8 +77,9 @@ class Rotta(Method):
         )
         self.seen = self.track("seen", Scalars(images=0))
         self.following: FollowingStatistics | None = None
-        if batch_norms(self.model):
-            norms = FollowingStatistics(self.model, config.norm_rate, ("teacher", "student"))
+        if batch_norms(self.model.base):
+            who = ("teacher", "student")
+            norms = FollowingStatistics(self.model.base, config.norm_rate, who)
             self._norms = self.following = self.track("batch_norms", norms)
 
     def trainable(self) -> dict[str, nn.Parameter]:

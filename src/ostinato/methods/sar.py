@@ -22,20 +22,33 @@ from ostinato.registry import METHODS
 
 
 class SarConfig(MethodConfig):
-    """Settings of SAR."""
+    """Settings of SAR.
+
+    >>> SarConfig().predict
+    'before'
+    """
 
     optimizer: OptimizerName = Field("sgd", description="adam, adamw or sgd")
     lr: float = Field(1e-3, ge=0, description="learning rate for 64 images; follows the batch")
     kappa: float = Field(0.4, gt=0, description="entropy bound, times ln C")
     radius: float = Field(0.05, ge=0, description="how far the climb goes")
     recover_below: float = Field(0.2, description="average loss at which the model starts over")
-    blocks: int | None = Field(9, ge=1, description="blocks whose norms move; None: every norm")
+    first_blocks: int | None = Field(
+        9, ge=1, description="blocks whose norms move; None: every norm"
+    )
     predict: Literal["before", "after"] = Field("before", description="prediction's time")
 
 
 @METHODS.register("sar")
 class Sar(Method):
-    """Minimise reliable entropy where the loss is flat; start over when it gets too low."""
+    """Minimise reliable entropy where the loss is flat; start over when it gets too low.
+
+    >>> from ostinato import adapt
+    >>> from ostinato.checks import small_batches, small_model
+    >>> adapted = adapt(small_model(), "sar")
+    >>> adapted(small_batches(1)[0]).shape
+    torch.Size([8, 5])
+    """
 
     name = "sar"
     Config = SarConfig
@@ -61,7 +74,7 @@ class Sar(Method):
 
     def trainable(self) -> dict[str, nn.Parameter]:
         """The norms' weights and biases, but those of the last blocks."""
-        blocks = self.config.blocks
+        blocks = self.config.first_blocks
         return norm_parameters(self.model.base, blocks=None if blocks is None else range(blocks))
 
     def objective(self, batch: Input) -> Objective:

@@ -10,7 +10,14 @@ from ostinato.registry import METHODS
 
 @METHODS.register("source")
 class Source(Method):
-    """The model as it was deployed; nothing adapts."""
+    """The model as it was deployed; nothing adapts.
+
+    >>> from ostinato import adapt
+    >>> from ostinato.checks import small_batches, small_model
+    >>> adapted = adapt(small_model(), "source")
+    >>> adapted(small_batches(1)[0]).shape
+    torch.Size([8, 5])
+    """
 
     name = "source"
     rates = ()

@@ -21,7 +21,11 @@ from ostinato.registry import METHODS
 
 
 class SpaConfig(MethodConfig):
-    """Settings of SPA."""
+    """Settings of SPA.
+
+    >>> SpaConfig().noise_lr
+    1.0
+    """
 
     optimizer: OptimizerName = Field("sgd", description="adam, adamw or sgd")
     lr: float = Field(0.01, ge=0, description="learning rate of the norms")
@@ -33,7 +37,14 @@ class SpaConfig(MethodConfig):
 
 @METHODS.register("spa")
 class Spa(Method):
-    """Bring predictions of two weak views to the clean one's, where that is surer."""
+    """Bring predictions of two weak views to the clean one's, where that is surer.
+
+    >>> from ostinato import adapt
+    >>> from ostinato.checks import small_batches, small_model
+    >>> adapted = adapt(small_model(), "spa")
+    >>> adapted(small_batches(1)[0]).shape
+    torch.Size([8, 5])
+    """
 
     name = "spa"
     rates = ("lr", "predictor_lr")
@@ -50,6 +61,10 @@ class Spa(Method):
             "with TENT, ETA or EATA, as the release can"
         ),
         published="35.4 % error, ImageNet-C, ViT-B, normalised input, never reset",
+        measured=(
+            "does not beat Source on a real ViT-Tiny (81.1 against 78.3 % error): its authors' "
+            "rate for a ViT-B is too high for it, and at a hundredth of it nothing much moves"
+        ),
     )
     presets = {"imagenet-c": {"lr": 0.01}}
 

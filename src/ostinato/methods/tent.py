@@ -16,7 +16,11 @@ from ostinato.registry import METHODS
 
 
 class TentConfig(MethodConfig):
-    """Settings of TENT."""
+    """Settings of TENT.
+
+    >>> TentConfig().predict
+    'before'
+    """
 
     optimizer: OptimizerName = Field("sgd", description="adam, adamw or sgd")
     lr: float = Field(1e-4, ge=0, description="learning rate")
@@ -28,7 +32,14 @@ class TentConfig(MethodConfig):
 
 @METHODS.register("tent")
 class Tent(Method):
-    """Minimise the mean entropy of all predictions over the affine norm parameters."""
+    """Minimise the mean entropy of all predictions over the affine norm parameters.
+
+    >>> from ostinato import adapt
+    >>> from ostinato.checks import small_batches, small_model
+    >>> adapted = adapt(small_model(), "tent")
+    >>> adapted(small_batches(1)[0]).shape
+    torch.Size([8, 5])
+    """
 
     name = "tent"
     Config = TentConfig

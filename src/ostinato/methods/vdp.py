@@ -21,7 +21,11 @@ from ostinato.types import Decision
 
 
 class VdpConfig(MethodConfig):
-    """Settings of VDP."""
+    """Settings of VDP.
+
+    >>> VdpConfig().damping
+    0.001
+    """
 
     lr: float = Field(1e-3, ge=0, description="learning rate")
     size: int = Field(56, ge=1, description="pixels along a prompt's side, as learned")
@@ -109,7 +113,14 @@ class Homeostasis:
 
 @METHODS.register("vdp")
 class Vdp(Method):
-    """Train the two prompts on a teacher's predictions; the model itself never moves."""
+    """Train the two prompts on a teacher's predictions; the model itself never moves.
+
+    >>> from ostinato import adapt
+    >>> from ostinato.checks import small_batches, small_model
+    >>> adapted = adapt(small_model(), "vdp")
+    >>> adapted(small_batches(1)[0]).shape
+    torch.Size([8, 5])
+    """
 
     name = "vdp"
     Config = VdpConfig

@@ -18,7 +18,11 @@ from ostinato.types import Decision
 
 
 class ZoaConfig(MethodConfig):
-    """Settings of ZOA."""
+    """Settings of ZOA.
+
+    >>> ZoaConfig().margin
+    0.01
+    """
 
     lr: float = Field(5e-4, ge=0, description="learning rate of what is beside the mix")
     rest_decay: float = Field(0.4, ge=0, description="its weight decay")
@@ -37,7 +41,15 @@ class ZoaConfig(MethodConfig):
 
 @METHODS.register("zoa")
 class Zoa(Levelled):
-    """One forward as it is, one a random step away; their losses tell which way to go."""
+    """One forward as it is, one a random step away; their losses tell which way to go.
+
+    >>> import ostinato
+    >>> from ostinato.checks import small_batches, small_model
+    >>> first, clean = small_batches(2)
+    >>> prepared = ostinato.prepare(small_model(), "zoa", clean)
+    >>> ostinato.adapt(small_model(), "zoa", prepared=prepared)(first).shape
+    torch.Size([8, 5])
+    """
 
     name = "zoa"
     rates = ("lr",)
@@ -55,6 +67,11 @@ class Zoa(Levelled):
             "its two forwards); a single image is given the source's spread"
         ),
         published="5.0 points of accuracy above FOA, ImageNet-C, ViT-B quantised to 6 bits",
+        measured=(
+            "does not beat Source on a real ViT-Tiny at its authors' rate (92.9 against 78.3 % "
+            "error), which is for a ViT-B; at 0.3 of it it does, by little (77.5 against 77.9 "
+            "on tuning images)"
+        ),
     )
     presets = {"imagenet-c": {"lr": 5e-4}}
 

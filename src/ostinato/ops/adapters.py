@@ -64,6 +64,10 @@ class MetaNetwork(nn.Module):
         self.norm = nn.LayerNorm(width)
         self.down = nn.Parameter(torch.randn(rank, width, generator=generator) / width**0.5)
         self.up = nn.Parameter(torch.zeros(width, rank))
+        self.gap: Tensor | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "gap": None}  # of the last forward, with its graph
 
     def forward(self, entered: Tensor, left: Tensor) -> Tensor:
         """The part's output as adapted, from what entered and left the frozen part."""
@@ -112,11 +116,8 @@ def beside_attention(model: nn.Module, low: int, high: int, generator: torch.Gen
     }
     adapted = Adapted(model, adapters)
 
-    def hook(adapter: nn.Module) -> Any:
-        return lambda module, inputs, output: output + adapter(inputs[0])
-
     for linear, adapter in zip(linears.values(), adapted.parts(), strict=True):
-        adapted._handles.append(linear.register_forward_hook(hook(adapter)))
+        adapted._handles.append(linear.register_forward_hook(_Beside(adapter)))
     return adapted
 
 
@@ -152,19 +153,36 @@ def beside_parts(model: nn.Module, parts: int, rank: int, generator: torch.Gener
     adapted = Adapted(model, adapters)
     for k, meta in enumerate(adapted.parts()):
         first, last = blocks[0 if k == 0 else ends[k - 1]], blocks[ends[k] - 1]
-        adapted._handles += _beside(first, last, meta)
+        adapted._handles += _Around(meta).hook(first, last)
     return adapted
 
 
-def _beside(first: nn.Module, last: nn.Module, meta: Any) -> list[Any]:
-    entered: list[Tensor] = []
+class _Beside:
+    """Adds an adapter's output; an object, so that a copy of the model has its own adapter."""
 
-    def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        entered[:] = [args[0] if args else next(iter(kwargs.values()))]
+    def __init__(self, adapter: nn.Module) -> None:
+        self.adapter = adapter
 
-    def leave(module: nn.Module, inputs: Any, output: Any) -> Any:
+    def __call__(self, module: nn.Module, inputs: Any, output: Any) -> Any:
+        return output + self.adapter(inputs[0])
+
+
+class _Around:
+    """Sees what enters the first block of a part, and changes what leaves its last one."""
+
+    def __init__(self, meta: Any) -> None:
+        self.meta = meta
+        self.entered: list[Tensor] = []
+
+    def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Remember what comes in."""
+        self.entered[:] = [args[0] if args else next(iter(kwargs.values()))]
+
+    def leave(self, module: nn.Module, inputs: Any, output: Any) -> Any:
+        """What goes out, changed, and how much it was changed by."""
+        meta = self.meta
         left = output[0] if isinstance(output, tuple) else output
-        x = entered.pop()
+        x = self.entered.pop()
         if left.shape[-1] != x.shape[-1] or left.shape[-1] != len(meta.scale):
             raise TargetError("The model's blocks change their width; use a plain transformer.")
         apart = meta(x.detach(), left.detach()) - left.detach()
@@ -172,7 +190,9 @@ def _beside(first: nn.Module, last: nn.Module, meta: Any) -> list[Any]:
         changed = meta(x, left)
         return (changed, *output[1:]) if isinstance(output, tuple) else changed
 
-    return [
-        first.register_forward_pre_hook(enter, with_kwargs=True),
-        last.register_forward_hook(leave),
-    ]
+    def hook(self, first: nn.Module, last: nn.Module) -> list[Any]:
+        """Put both ends into the model; returns what takes them out."""
+        return [
+            first.register_forward_pre_hook(self.enter, with_kwargs=True),
+            last.register_forward_hook(self.leave),
+        ]

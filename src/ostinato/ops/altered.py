@@ -61,7 +61,7 @@ ALTERATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def altered(pixels: Tensor, start: int = 0) -> dict[str, Tensor]:
-    """A third of the images in every alteration, in turn.
+    """A third of the images in every alteration, in turn; alterations that get none are left out.
 
     Args:
         pixels: (B, 3, H, W) in [0, 1].
@@ -76,5 +76,6 @@ def altered(pixels: Tensor, start: int = 0) -> dict[str, Tensor]:
     found = {}
     for number, (name, alter) in enumerate(ALTERATIONS.items()):
         chosen = levels[(places % THIRD == number % THIRD).to(levels.device)]
-        found[name] = alter(chosen).float() / 255 if len(chosen) else chosen.float()
+        if len(chosen):
+            found[name] = alter(chosen).float() / 255
     return found

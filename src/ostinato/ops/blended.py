@@ -71,19 +71,22 @@ def after_blocks(
         for name, width in widths.items()
     }
     adapted = Adapted(model, adapters)
-
-    def hook(adapter: nn.Module) -> Any:
-        def add(module: nn.Module, inputs: Any, output: Any) -> Any:
-            tokens = output[0] if isinstance(output, tuple) else output
-            flat = tokens.flatten(1, -2)
-            changed = tokens + adapter(flat).view_as(tokens)
-            return (changed, *output[1:]) if isinstance(output, tuple) else changed
-
-        return add
-
     for block, adapter in zip(blocks.values(), adapted.parts(), strict=True):
-        adapted._handles.append(block.register_forward_hook(hook(adapter)))
+        adapted._handles.append(block.register_forward_hook(_Behind(adapter)))
     return adapted
+
+
+class _Behind:
+    """Adds what experts say of a block's output; an object, so that a copy has its own experts."""
+
+    def __init__(self, adapter: nn.Module) -> None:
+        self.adapter = adapter
+
+    def __call__(self, module: nn.Module, inputs: Any, output: Any) -> Any:
+        tokens = output[0] if isinstance(output, tuple) else output
+        flat = tokens.flatten(1, -2)
+        changed = tokens + self.adapter(flat).view_as(tokens)
+        return (changed, *output[1:]) if isinstance(output, tuple) else changed
 
 
 def per_sequence(domains: Tensor | int, count: int) -> Tensor | int:

@@ -68,7 +68,7 @@ def inverse_root(matrix: Tensor, least: float) -> Tensor:
     >>> [round(float(v), 3) for v in found.diagonal()]
     [0.5, 10.0]
     """
-    size = torch.linalg.matrix_norm(matrix, keepdim=True)
+    size = matrix.square().sum((-2, -1), keepdim=True).sqrt()
     eye = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
     forward = matrix / size
     back = eye

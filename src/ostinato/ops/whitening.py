@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -69,8 +70,14 @@ class Content:
 
     def place(self, descriptors: Tensor) -> Tensor:
         """(B, d) descriptors in units of content's deviations, in double precision."""
+        turn, whiten = self._exact
         standard = (descriptors.detach().double() - self.mean) / self.scale
-        return (bend(standard @ self.turn.double()) - self.centre) @ self.whiten.double()
+        return (bend(standard @ turn) - self.centre) @ whiten
+
+    @cached_property
+    def _exact(self) -> tuple[Tensor, Tensor]:
+        with torch.inference_mode(False):  # they are kept, so they must be usable anywhere
+            return self.turn.double(), self.whiten.double()
 
 
 def bend(values: Tensor) -> Tensor:

@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
-import tyro
-
+from ostinato.cli_words import Runs, Text, Written
 from ostinato.ops.files import check_writable, write_atomically
 
 
-def report(
-    runs: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN")],
-    out: Path = Path("report.html"),
-    title: str = "Ostinato report",
-) -> None:
+def report(runs: Runs, out: Written = Path("report.html"), title: Text = "Ostinato report") -> None:
     """Write one self-contained HTML page about runs.
 
     Args:

@@ -11,7 +11,18 @@ from ostinato.bench.record import Record
 from ostinato.bench.routing import domains_over_time
 from ostinato.report.figure import Data, Figure, Missing, Part, Value, rounded
 from ostinato.report.runs import Variant
-from ostinato.report.style import FAINT, INK, End, canvas, label_ends, room_for, shade, to_svg
+from ostinato.report.style import (
+    FAINT,
+    INK,
+    WARN,
+    End,
+    canvas,
+    label_ends,
+    room_for,
+    shade,
+    tip,
+    to_svg,
+)
 from ostinato.report.timeline import by_stream, draw_visits, longest, visits
 
 PANELS = 8
@@ -122,7 +133,10 @@ def _draw_choices(axes: Any, records: Sequence[Record], found: Sequence[int]) ->
     for domain, start, length, share in stretches(records):
         height = 0.72 * max(share, 0.15)
         row = rows[domain]
-        axes.broken_barh([(start, length)], (row - height / 2, height), color=shade(row), lw=0)
+        bar = axes.broken_barh(
+            [(start, length)], (row - height / 2, height), color=shade(row), lw=0
+        )
+        tip(bar, f"domain {domain}: batches {start} to {start + length - 1}, {share:.0%} of images")
     opened = [r for r in records if r.decision and r.decision.is_new]
     places = [(r.index + 0.5, rows[d]) for r in opened for d in _opened(r)]
     if places:
@@ -150,13 +164,18 @@ def _draw_distances(axes: Any, records: Sequence[Record]) -> None:
             *zip(*known, strict=True), ls="", marker="o", ms=3.4 if small else 1.8, color=FAINT,
             mec=INK, mew=0.6 if small else 0.2, rasterized=len(known) > 600,
         )  # fmt: skip
-    limit = next((r.decision.threshold for r in records if r.decision is not None), None)
+    limits = [(r.index, r.decision.threshold) for r in records if r.decision is not None]
+    drawn = [(x, y) for x, y in limits if y is not None]
+    limit = max((y for _, y in drawn), default=None)
     if limit is not None:
-        axes.axhline(limit, color="#d1495b", lw=1.4, ls=(0, (4, 2)))
+        axes.step(
+            [x for x, _ in drawn] + [drawn[-1][0] + 1], [y for _, y in drawn] + [drawn[-1][1]],
+            where="post", color=WARN, lw=1.4, ls=(0, (4, 2)),
+        )  # fmt: skip
         axes.annotate(
-            f"threshold {limit:g}", xy=(1, limit), xycoords=axes.get_yaxis_transform(),
-            xytext=(6, 0), textcoords="offset points", va="center", color="#d1495b", fontsize=11,
-            annotation_clip=False,
+            f"threshold {drawn[-1][1]:g}", xy=(1, drawn[-1][1]),
+            xycoords=axes.get_yaxis_transform(), xytext=(-4, 3), textcoords="offset points",
+            ha="right", va="bottom", color=WARN, fontsize=11,
         )  # fmt: skip
     top = max([y for _, y in known] + [limit or 0.0])
     low = min([y for _, y in known] + [0.0])
@@ -164,7 +183,7 @@ def _draw_distances(axes: Any, records: Sequence[Record]) -> None:
         _stretch(axes, limit, top)
         axes.set_ylim(1.1 * low, 2 * top)
     else:
-        axes.set_ylim(low - 0.04 * (top - low), 1.1 * top + 1e-9)
+        axes.set_ylim(low - 0.04 * (top - low), 1.25 * top + 1e-9)  # room for the threshold's name
     axes.grid(axis="y")
     axes.set_ylabel("distance")
     axes.set_xlabel("batch")
@@ -212,8 +231,11 @@ def _growth(group: Sequence[Variant], title: str, ending: str) -> Figure:
             for run in variant.runs:
                 counts = domains_over_time(run.records)
                 xs = [*range(len(counts)), len(counts)]
-                axes.step(xs, [*counts, counts[-1]], where="post", color=variant.colour,
-                          ls=variant.dash, alpha=1.0 if run is variant.first else 0.45)  # fmt: skip
+                (line,) = axes.step(
+                    xs, [*counts, counts[-1]], where="post", color=variant.colour,
+                    ls=variant.dash, alpha=1.0 if run is variant.first else 0.45,
+                )  # fmt: skip
+                tip(line, f"{variant.label}, seed {run.seed}: {counts[-1]} domains")
                 rows += [(variant.label, run.seed, r.index, r.round + 1, r.domain, k)
                          for r, k in zip(run.records, counts, strict=True)]  # fmt: skip
             last = domains_over_time(variant.first.records)[-1]

@@ -54,6 +54,10 @@ class Figure:
         svg: the drawing, as an element to stand inside a page.
         data: the numbers.
         width: pixels below which the drawing is scrolled rather than shrunk.
+
+    >>> data = Data(("domain", "error"), (("fog", 12.5),))
+    >>> Figure("x", "Error", "Lower is better.", "Fog: 12.5 %", "<svg></svg>", data).width
+    560
     """
 
     name: str
@@ -67,7 +71,11 @@ class Figure:
 
 @dataclass(frozen=True)
 class Missing:
-    """A figure that these runs do not allow, and why."""
+    """A figure that these runs do not allow, and why.
+
+    >>> Missing("trust", "Trust over time", "No run has experts.").note
+    'No run has experts.'
+    """
 
     name: str
     title: str

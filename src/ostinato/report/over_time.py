@@ -14,7 +14,7 @@ from ostinato.bench.record import Record
 from ostinato.own import OURS
 from ostinato.report.figure import Data, Figure, Part, Value, listing, rounded
 from ostinato.report.runs import Variant
-from ostinato.report.style import End, canvas, label_ends, to_svg
+from ostinato.report.style import End, canvas, label_ends, tip, to_svg
 from ostinato.report.timeline import Visit, by_stream, draw_visits, longest, visits
 
 WORDS: dict[Metric, str] = {"error": "error", "accuracy": "accuracy", "miou": "mIoU"}
@@ -147,7 +147,8 @@ def _draw(
             axes.fill_between(at + 0.5, low[at], high[at], color=variant.colour, alpha=0.18, lw=0)
     marker = "." if many[-1].end <= 200 else ""
     weight = {"lw": 0.7, "alpha": 0.4} if quiet else {"marker": marker, "markersize": 4}
-    axes.plot(xs, ys, color=variant.colour, ls=variant.dash, zorder=2 - quiet, **weight)
+    (line,) = axes.plot(xs, ys, color=variant.colour, ls=variant.dash, zorder=2 - quiet, **weight)
+    tip(line, f"{variant.label}: {variant.score:.1f} % over the whole stream")
 
 
 def _is_background(variant: Variant, group: Sequence[Variant]) -> bool:
@@ -177,7 +178,10 @@ def _draw_total(axes: Any, variant: Variant, frozen: Variant | None, metric: Met
         curves.append(curve)
     length = min(map(len, curves))
     middle = np.mean([curve[:length] for curve in curves], axis=0)
-    axes.plot(np.arange(length) + 1, middle, color=variant.colour, ls=variant.dash, label=TOTAL)
+    (line,) = axes.plot(
+        np.arange(length) + 1, middle, color=variant.colour, ls=variant.dash, label=TOTAL
+    )
+    tip(line, f"{variant.label}: {float(middle[-1]):.1f} at the end")
     return End(float(middle[-1]), f"{variant.label}\u00a0{variant.score:.1f}", variant.colour)
 
 

@@ -18,16 +18,16 @@ NOTHING = "–"
 
 @dataclass(frozen=True)
 class Table:
-    """Headings and cells; the first cell of a row carries its colour.
+    """Headings and cells; the first cell of a row carries the look of its run.
 
     Attributes:
         headings: of the columns.
-        rows: (colour, cells).
+        rows: (what has a colour and a turn, cells).
         best: per column, the row that is best, or None.
     """
 
     headings: tuple[str, ...]
-    rows: tuple[tuple[str, tuple[str, ...]], ...]
+    rows: tuple[tuple[Variant, tuple[str, ...]], ...]
     best: tuple[int | None, ...] = ()
 
     def data(self) -> Data:
@@ -36,8 +36,17 @@ class Table:
         return Data(self.headings, tuple(rows))
 
 
+def by_score(variants: Sequence[Variant]) -> list[Variant]:
+    """The best first, by the metric of its own task."""
+    return sorted(
+        variants,
+        key=lambda v: -v.score if higher_is_better(v.first.summary.metric) else v.score,
+    )
+
+
 def describe_runs(variants: Sequence[Variant]) -> Table:
-    """What was run, on what, with which help."""
+    """What was run, on what, with which help; best first."""
+    variants = by_score(variants)
     headings = ("run", "model", "weights", "input", "stream", "images", "batch", "seeds",
                 "source help", "predicts", "device", "commit")  # fmt: skip
     rows = []
@@ -47,7 +56,7 @@ def describe_runs(variants: Sequence[Variant]) -> Table:
         needs, predicts = declared(run)
         rows.append(
             (
-                variant.colour,
+                variant,
                 (
                     variant.label + unfinished,
                     str(spec.get("model", NOTHING)),
@@ -96,7 +105,8 @@ def _convention(spec: Mapping[str, Any]) -> str:
 
 
 def summarise_variants(variants: Sequence[Variant]) -> Table:
-    """The main figures, mean ± spread over seeds."""
+    """The main figures, mean ± spread over seeds; best first."""
+    variants = by_score(variants)
     metric = variants[0].first.summary.metric
     down = not higher_is_better(metric)
     numbers = sorted({r.round for v in variants for run in v.runs for r in run.summary.rounds})
@@ -114,7 +124,7 @@ def summarise_variants(variants: Sequence[Variant]) -> Table:
     ]
     kept = [c for c in columns if any(v is not None for values in c[1] for v in values)]
     rows = tuple(
-        (v.colour, (v.label, *(_cell(c[1][place], c[2]) for c in kept)))
+        (v, (v.label, *(_cell(c[1][place], c[2]) for c in kept)))
         for place, v in enumerate(variants)
     )
     best = (None, *(_best([_mean(v) for v in c[1]], c[3]) for c in kept))

@@ -1,7 +1,9 @@
-"""One page for a set of runs: self-contained, without scripts, the same for the same runs."""
+"""One page for a set of runs: self-contained, with one small script, the same for the same runs."""
 
 from __future__ import annotations
 
+import base64
+import hashlib
 from collections.abc import Sequence
 from importlib.resources import files
 from typing import Any
@@ -10,6 +12,7 @@ from ostinato.errors import MissingResource
 from ostinato.report.ablation import descriptor_ablation
 from ostinato.report.attention_figure import attention_maps
 from ostinato.report.by_round import error_by_round
+from ostinato.report.distances import distance_to_source
 from ostinato.report.domains import discriminator_timeline, pool_growth
 from ostinato.report.figure import Figure, Part
 from ostinato.report.over_time import error_over_time
@@ -17,10 +20,11 @@ from ostinato.report.overview import describe_runs, summarise_variants, warnings
 from ostinato.report.per_class import iou_per_class
 from ostinato.report.per_domain import error_per_domain
 from ostinato.report.pictures import predictions_in_pictures
+from ostinato.report.reliability import cost_against_accuracy, reliability_diagram
 from ostinato.report.runs import Variant
 from ostinato.report.spectra import descriptor_map
-from ostinato.report.style import plotting
-from ostinato.report.trust import cost_against_accuracy, reliability_diagram
+from ostinato.report.style import plotting, theme
+from ostinato.report.trust import trust_over_time
 
 TEMPLATE = "page.html.j2"
 
@@ -35,6 +39,8 @@ def draw_all(variants: Sequence[Variant]) -> list[Part]:
         *predictions_in_pictures(variants),
         *discriminator_timeline(variants),
         *pool_growth(variants),
+        *trust_over_time(variants),
+        *distance_to_source(variants),
         *descriptor_map(variants),
         *descriptor_ablation(variants),
         *attention_maps(variants),
@@ -46,12 +52,15 @@ def draw_all(variants: Sequence[Variant]) -> list[Part]:
 def render(variants: Sequence[Variant], title: str = "Ostinato report") -> str:
     """The page's HTML."""
     plotting()
-    template = _template()
+    template = read_template("ostinato.report", TEMPLATE)
     parts = draw_all(variants)
     summary, runs = summarise_variants(variants), describe_runs(variants)
     versions = {name: v for r in variants for name, v in r.first.provenance.versions.items()}
     text: str = template.render(
         title=title,
+        style=page_style(),
+        script=(script := page_script()),
+        script_hash=content_hash(script),
         variants=variants,
         summary=summary,
         summary_data=summary.data().uri(),
@@ -75,7 +84,28 @@ def _contents(parts: Sequence[Part]) -> list[tuple[str, str]]:
     return [(anchor, words) for words, anchor in found.items()]
 
 
-def _template() -> Any:
+def page_style() -> str:
+    """The style sheet that all pages of this project share."""
+    return (files("ostinato.report") / "page.css").read_text(encoding="utf-8")
+
+
+def page_script() -> str:
+    """The script that sorts tables and shows hints; the page works without it."""
+    return (files("ostinato.report") / "page.js").read_text(encoding="utf-8")
+
+
+def content_hash(script: str) -> str:
+    """What a page's policy calls a script that may run: no other one does.
+
+    >>> content_hash("")[:20]
+    'sha256-47DEQpj8HBSa+'
+    """
+    digest = hashlib.sha256(script.encode()).digest()
+    return f"sha256-{base64.b64encode(digest).decode()}"
+
+
+def read_template(package: str, name: str) -> Any:
+    """A page's template, which refuses names that it was not given."""
     try:
         import jinja2
     except ImportError:
@@ -83,8 +113,9 @@ def _template() -> Any:
             "Reports are written with jinja2, which is not installed: "
             "pip install 'ostinato[report]'"
         ) from None
-    text = (files("ostinato.report") / TEMPLATE).read_text(encoding="utf-8")
+    text = (files(package) / name).read_text(encoding="utf-8")
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
+    environment.filters["theme"] = theme
     return environment.from_string(text)

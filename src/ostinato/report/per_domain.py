@@ -100,7 +100,7 @@ def panel(
     """One variant's numbers, coloured by how much better or worse they are than `against`."""
     from matplotlib.colors import LinearSegmentedColormap
 
-    colours = LinearSegmentedColormap.from_list("gain", ("#d9730a", "#f4f4f2", "#0a7fc0"))
+    colours = LinearSegmentedColormap.from_list("gain", ("#d9730a", "#f4f4f2", "#0a7cbc"))
     sign = 1.0 if higher_is_better(metric) else -1.0
     shape = (len(domains), len(numbers))
     gains = np.zeros(shape)

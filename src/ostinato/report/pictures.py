@@ -12,7 +12,7 @@ from ostinato.bench.classes import class_names
 from ostinato.bench.samples import Sample, read_samples
 from ostinato.report.figure import Data, Figure, Missing, Part, rounded
 from ostinato.report.runs import Variant
-from ostinato.report.style import PALETTE, canvas, to_svg
+from ostinato.report.style import canvas, to_svg
 from ostinato.report.timeline import readable
 
 TITLE = "Predictions before and after"
@@ -28,7 +28,10 @@ _STREET = {
 }  # fmt: skip
 _SAME = {"sidewalk": "pavement", "vegetation": "tree", "person": "pedestrian",
          "rider": "bicyclist", "traffic sign": "sign"}  # fmt: skip
-_OTHERS = (*PALETTE, "#f5e663", "#06304f", "#ff9da7", "#5fd3c4", "#4b3f72", "#c8c8a9")
+_OTHERS = (
+    *("#0a7fc0", "#e08214", "#009e73", "#d1495b", "#b565a7", "#4db3e6", "#8c6d31", "#6f6fd1"),
+    *("#f5e663", "#06304f", "#ff9da7", "#5fd3c4", "#4b3f72", "#c8c8a9"),
+)
 
 
 def predictions_in_pictures(variants: Sequence[Variant]) -> list[Part]:

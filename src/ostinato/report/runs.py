@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from ostinato.bench.diagnostics import read_diagnostics
 from ostinato.bench.provenance import Provenance
 from ostinato.bench.record import Record
 from ostinato.bench.results import RunFolder
 from ostinato.bench.summary import Summary, summarise
 from ostinato.errors import ConfigError, DataError
 from ostinato.own import OURS
-from ostinato.report.style import DASHES, GREY, PALETTE
+from ostinato.report.style import DASHES, GREY, MARKERS, PALETTE
 
 Shape: TypeAlias = tuple[tuple[int, str], ...]
 """The round and the true domain of every batch."""
@@ -36,6 +37,7 @@ class Run:
     records: tuple[Record, ...]
     summary: Summary
     complete: bool
+    diagnostics: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def seed(self) -> int | None:
@@ -76,6 +78,16 @@ class Variant:
         return self.runs[0]
 
     @property
+    def turn(self) -> int:
+        """How often its colour was given before it; dash and marker tell those apart."""
+        return DASHES.index(self.dash)
+
+    @property
+    def marker(self) -> str:
+        """The shape of its points."""
+        return MARKERS[self.turn]
+
+    @property
     def score(self) -> float:
         """The mean score over seeds."""
         return sum(r.summary.mean for r in self.runs) / len(self.runs)
@@ -88,7 +100,15 @@ def read_run(path: str | Path) -> Run:
     if not records:
         raise DataError(f"{path} holds no record yet: let the run finish a batch first.")
     summary = folder.summary() if folder.is_complete else summarise(records)
-    return Run(Path(path), folder.spec, folder.provenance(), records, summary, folder.is_complete)
+    return Run(
+        Path(path),
+        folder.spec,
+        folder.provenance(),
+        records,
+        summary,
+        folder.is_complete,
+        read_diagnostics(folder),
+    )
 
 
 def find_folders(paths: Iterable[str | Path]) -> list[Path]:

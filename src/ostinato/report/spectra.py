@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 
 from ostinato.report.figure import Data, Figure, Missing, Part, Value, rounded
 from ostinato.report.runs import Run, Variant
-from ostinato.report.style import INK, MARKERS, canvas, fold, shade, to_svg
+from ostinato.report.style import FAINT, INK, MARKERS, canvas, fold, shade, to_svg
 from ostinato.report.timeline import readable
 
 Array = NDArray[np.float64]
 PANELS = 6
-NAMES, CROWD = 5, 6
+NAMES = 5
 DENSE = 600
 """Points above which they are drawn as pixels."""
 SIGMAS = 2.0
@@ -56,7 +56,11 @@ class Projection:
 
 
 class Ellipse(NamedTuple):
-    """Where a domain lies: centre, half axes, and the angle of the first in degrees."""
+    """Where a domain lies: centre, half axes, and the angle of the first in degrees.
+
+    >>> Ellipse((0.0, 0.0), (2.0, 1.0), 30.0).radii
+    (2.0, 1.0)
+    """
 
     centre: tuple[float, float]
     radii: tuple[float, float]
@@ -194,12 +198,12 @@ def _draw_map(axes: Any, variant: Variant, plane: Projection, placed: Described)
             )
         )  # fmt: skip
         axes.plot(*place.centre, marker="x", color=INK, ms=8, mew=1.8, zorder=4)
-    _name_true(axes, placed)
     axes.margins(0.14, 0.2)
     first, second = (100 * float(share) for share in plane.explained)
     axes.set_xlabel(f"component 1 ({first:.0f} % of the variance)")
     axes.set_ylabel(f"component 2 ({second:.0f} %)")
     axes.set_title(fold(f"{variant.label}: {len(set(placed.found))} domains", 46))
+    _name_true(axes, placed)
 
 
 def _members(placed: Described) -> dict[int, list[str]]:
@@ -213,22 +217,47 @@ def _members(placed: Described) -> dict[int, list[str]]:
 
 
 def _name_true(axes: Any, placed: Described) -> None:
-    """The true domains of each cluster, above it."""
+    """The true domains of each cluster, above it, or where there is room nearby."""
     found = np.array(placed.found)
-    members = _members(placed)
-    across = sorted(members, key=lambda domain: float(placed.points[found == domain, 0].mean()))
-    for domain, names in members.items():
+    notes = []
+    for domain, names in _members(placed).items():
         chosen = found == domain
         place = ellipse(placed.points[chosen], placed.images[chosen])
-        step = (
-            across.index(domain) % 3 if len(members) > CROWD else 0
-        )  # neighbours at other heights
         tilt = math.radians(place.angle)
         reach = math.hypot(place.radii[0] * math.sin(tilt), place.radii[1] * math.cos(tilt))
         more = [f"+ {len(names) - NAMES} more"] if len(names) > NAMES else []
-        axes.annotate(
-            "\n".join([*map(readable, names[:NAMES]), *more]),
-            xy=(place.centre[0], place.centre[1] + reach), xytext=(0, 3 + 12 * step),
-            textcoords="offset points", ha="center", va="bottom", fontsize=10.5, linespacing=1.0,
-            zorder=5,
+        text = "\n".join([*map(readable, names[:NAMES]), *more])
+        if text:
+            notes.append(
+                axes.annotate(
+                    text, xy=(place.centre[0], place.centre[1] + reach), xytext=(0, 3),
+                    textcoords="offset points", ha="center", va="bottom", fontsize=10.5,
+                    linespacing=1.0, zorder=5, annotation_clip=False,
+                    arrowprops={"arrowstyle": "-", "color": FAINT, "lw": 0.8, "shrinkB": 0},
+                )
+            )  # fmt: skip
+    _move_apart(axes, notes)
+
+
+def _move_apart(axes: Any, notes: Sequence[Any]) -> None:
+    """Move each name to the nearest place where it covers no other one and stays in view."""
+    from matplotlib.text import Text
+
+    axes.figure.draw_without_rendering()
+    view, taken = axes.get_window_extent(), list[Any]()
+    steps = sorted(
+        ((15 * across, 14 * up) for across in range(-7, 8) for up in range(-9, 10)),
+        key=lambda move: math.hypot(0.6 * move[0], move[1]),
+    )
+    for note in sorted(notes, key=lambda one: one.xy[1]):
+        own = Text.get_window_extent(note).padded(1.5)
+        free = (
+            move
+            for move in steps
+            if view.x0 <= own.x0 + move[0] and own.x1 + move[0] <= view.x1
+            and view.y0 <= own.y0 + move[1] and own.y1 + move[1] <= view.y1
+            and not any(own.translated(*move).overlaps(other) for other in taken)
         )  # fmt: skip
+        across, up = next(free, (0, 0))
+        note.set_position((across, 3 + up))
+        taken.append(own.translated(across, up))

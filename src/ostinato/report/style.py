@@ -18,11 +18,18 @@ from ostinato.errors import MissingResource
 INK, FAINT, PAPER, BAND = "#010203", "#040506", "#070809", "#0a0b0c"
 _VARIABLES = {INK: "--ink", FAINT: "--faint", PAPER: "--paper", BAND: "--band"}
 
-GREY = "#8a8f98"
-# After Okabe and Ito, without their yellow and black: told apart by everyone, on white and black.
-PALETTE = ("#0a7fc0", "#e08214", "#009e73", "#d1495b", "#b565a7", "#4db3e6", "#8c6d31", "#6f6fd1")
+GREY = "#6a7079"
+# Sixteen hues that can be told apart; each is a name for a colour of the page's theme, which has
+# one for light and one for dark, both with a contrast of 4.5 or more to the paper (page.css).
+PALETTE = (
+    *("#0a71b1", "#ad5c15", "#008053", "#c13b42", "#8e479d", "#1c7e92", "#785214", "#544ec5"),
+    *("#737415", "#b83b76", "#006662", "#673ba2", "#8e3415", "#397421", "#515e75", "#782c5c"),
+)
+_VARIABLES |= {GREY: "--grey"} | {colour: f"--c{place}" for place, colour in enumerate(PALETTE)}
 MARKERS = "osD^vPX*"
 DASHES = ("-", (0, (4, 1.5)), (0, (1.2, 1.2)))
+WARN = PALETTE[3]
+_TIP = "tip:"
 
 RC: dict[str, Any] = {
     "svg.fonttype": "none",  # text stays text: it can be read aloud, searched and selected
@@ -92,6 +99,8 @@ def clean_svg(text: str, alt: str) -> str:
     """Leave out what a page has no use for, and hand the marker colours to the page's theme."""
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->|<style.*?</style>", "", text, flags=re.S)
+    titled = rf"""<g id=(["']){_TIP}(.*?)\1([^>]*)>"""  # single quotes where a name has double ones
+    text = re.sub(titled, r'<g class="tip"\3><title>\2</title>', text)
     text = re.sub(r'<g id="[^"]*"', "<g", text)  # would repeat from figure to figure
     text = re.sub(r"; font-family:[^;\"]*|font-family:[^;\"]*;? ?", "", text)
     text = re.sub(r"font: ([^;\"']*?px) '[^;\"]*", r"font-size: \1", text)
@@ -106,13 +115,32 @@ def clean_svg(text: str, alt: str) -> str:
     return re.sub(r"\n\s*", "\n", start + body).strip()
 
 
+def theme(colour: str) -> str:
+    """A colour as the page's theme has it.
+
+    >>> theme(PALETTE[2]), theme("#ffffff")
+    ('var(--c2)', '#ffffff')
+    """
+    return f"var({_VARIABLES[colour]})" if colour in _VARIABLES else colour
+
+
+def tip(artist: Any, text: str) -> Any:
+    """Let a part of a drawing say something where the pointer is on it; returns the part."""
+    artist.set_gid(f"{_TIP}{text}")
+    return artist
+
+
 def shade(index: int) -> str:
     """The colour of discovered domain `index`; they repeat after the palette's end."""
     return PALETTE[index % len(PALETTE)]
 
 
 class End(NamedTuple):
-    """A name for the end of a line, or for a point at `at`."""
+    """A name for the end of a line, or for a point at `at`.
+
+    >>> End(40.0, "TENT", PALETTE[1]).name
+    'TENT'
+    """
 
     value: float
     name: str
@@ -170,7 +198,7 @@ def label_ends(axes: Any, ends: Sequence[End], width: int | None = None) -> None
     gap = (13.5 * lines + 2) * (high - low) / height
     places = spread([end.value for end in ends], gap)
     widest = 0.0
-    lift = max(0.0, low + gap / 2 - min(places))  # names may rise above the axes, not sink below
+    lift = _lift(axes, places, gap)
     for end, text, place in zip(ends, texts, places, strict=True):
         note = axes.annotate(
             text,
@@ -190,9 +218,19 @@ def label_ends(axes: Any, ends: Sequence[End], width: int | None = None) -> None
             },
         )  # fmt: skip
         note.set_in_layout(False)  # rising names must not push the axes down
+        tip(note, end.name.replace("\u00a0", " "))
         widest = max(widest, _width(note))
     share = (widest + 0.03 * axes.get_window_extent().width) / axes.figure.bbox.width
     axes.figure.get_layout_engine().set(rect=(0, 0, 1 - share, 1))
+
+
+def _lift(axes: Any, places: Sequence[float], gap: float) -> float:
+    """How far names have to move so that none leaves the figure above or sinks below the axes."""
+    low, high = axes.get_ylim()
+    box = axes.get_position()
+    top = low + (high - low) * (1 - box.y0) / box.height  # the figure's upper edge, as a value
+    down = min(0.0, top - 0.75 * gap - max(places))
+    return float(down + max(0.0, low + gap / 2 - (min(places) + down)))
 
 
 def _width(note: Any) -> float:

@@ -14,7 +14,11 @@ NAMES = 60
 
 
 class Visit(NamedTuple):
-    """Batches `start` to `end` (exclusive), all of one domain in one round."""
+    """Batches `start` to `end` (exclusive), all of one domain in one round.
+
+    >>> Visit(0, 2, 0, "fog").end
+    2
+    """
 
     start: int
     end: int

@@ -1,168 +1,92 @@
-"""Can a confidence be believed, and what does accuracy cost?"""
+"""Trust over time: how far experts were let act, and how often the source model answered."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from typing import Any
 
-from ostinato.bench.calibration import Bin, calibration_error, reliability
-from ostinato.bench.forgetting import higher_is_better
-from ostinato.report.figure import Data, Figure, Missing, Part, rounded
-from ostinato.report.over_time import WORDS
+from ostinato.bench.record import Record
+from ostinato.report.figure import Data, Figure, Missing, Part, Value, rounded
 from ostinato.report.runs import Variant
-from ostinato.report.style import FAINT, End, canvas, fold, label_ends, room_for, to_svg
+from ostinato.report.style import End, canvas, label_ends, room_for, tip, to_svg
+from ostinato.report.timeline import by_stream, draw_visits, longest, visits
 
-COLUMNS = 4
+TITLE = "Trust over time"
 
 
-def reliability_diagram(variants: Sequence[Variant]) -> list[Part]:
-    """Accuracy against confidence, one panel per variant; the seeds' answers are put together."""
-    name, title = "reliability", "Reliability"
-    tables = [(v, reliability([r for run in v.runs for r in run.records])) for v in variants]
-    shown = [(variant, bins) for variant, bins in tables if sum(b.answers for b in bins)]
-    if not shown:
-        return [Missing(name, title, "These records hold no confidences.")]
-    columns = min(COLUMNS, max(len(shown), 2))
-    lines = math.ceil(len(shown) / columns)
-    errors = {v.label: 100 * (calibration_error(bins) or 0.0) for v, bins in shown}
-    alt = "Expected calibration error: " + "; ".join(f"{k} {e:.1f} %" for k, e in errors.items())
-    with canvas(min(940, 250 * columns), 305 * lines) as figure:
-        grid = figure.subplots(lines, columns, squeeze=False, sharex=True, sharey=True)
-        for place, axes in enumerate(grid.flat):
-            if place >= len(shown):
-                axes.axis("off")
-                continue
-            variant, bins = shown[place]
-            _draw_bins(axes, variant, bins, errors[variant.label], columns)
-            if place % columns == 0:
-                axes.set_ylabel("share right")
-            if place + columns >= len(shown):
-                axes.set_xlabel("confidence")
-                axes.tick_params(labelbottom=True)
-        svg = to_svg(figure, name, alt)
-    rows = tuple(
-        (v.label, rounded(place / len(bins)), rounded((place + 1) / len(bins)), b.answers,
-         rounded(b.confidence) if b.answers else None, rounded(b.accuracy) if b.answers else None)
-        for v, bins in shown
-        for place, b in enumerate(bins)
-    )  # fmt: skip
+def trust_over_time(variants: Sequence[Variant]) -> list[Part]:
+    """One figure for each stream, with all variants whose records tell their trust."""
+    telling = [v for v in variants if any(r.trust for r in v.first.records)]
+    if not telling:
+        return [Missing("trust", TITLE, "None of these runs has experts that are trusted or not.")]
+    groups = by_stream(telling)
     return [
-        Figure(
-            name,
-            title,
-            "On the diagonal a confidence means what it says; below it the model is too sure of "
-            "itself. Discs grow with the number of answers. ECE: expected calibration error.",
-            alt,
-            svg,
-            Data(("run", "from", "to", "answers", "mean confidence", "share right"), rows),
-            min(640, 220 * columns),
-        )
+        _curves(group, "" if len(groups) == 1 else f"-{place + 1}")
+        for place, group in enumerate(groups)
     ]
 
 
-def _draw_bins(
-    axes: Any, variant: Variant, bins: Sequence[Bin], error: float, columns: int
-) -> None:
-    filled = [b for b in bins if b.answers]
-    most = max(b.answers for b in filled)
-    axes.plot([0, 1], [0, 1], color=FAINT, lw=1)
-    xs, ys = [b.confidence for b in filled], [b.accuracy for b in filled]
-    axes.vlines(xs, ys, xs, color=variant.colour, lw=3, alpha=0.3)
-    axes.scatter(xs, ys, s=[12 + 110 * b.answers / most for b in filled], color=variant.colour,
-                 lw=0)  # fmt: skip
-    axes.set_xlim(0, 1.03)
-    axes.set_ylim(0, 1.03)
-    axes.set_box_aspect(1)
-    axes.set_title(fold(variant.label, 84 // columns), color=variant.colour)
-    axes.text(0.04, 0.96, f"ECE {error:.1f} %", transform=axes.transAxes, va="top", fontsize=11)
+def mean_trust(record: Record) -> float:
+    """Mean over a batch's images; 0 where the source model answered all of them.
 
-
-def cost_against_accuracy(variants: Sequence[Variant]) -> list[Part]:
-    """Time per image against the score; one point per variant."""
-    name, title = "cost", "Cost against accuracy"
-    points = []
-    for variant in variants:
-        speeds = [r.summary.cost.images_per_second for r in variant.runs]
-        known = [s for s in speeds if s]
-        if known:
-            points.append((variant, 1000 * len(known) / sum(known)))
-    if not points:
-        return [Missing(name, title, "These records hold no times.")]
-    metrics = {v.first.summary.metric for v, _ in points}
-    metric = next(iter(metrics))
-    if len(metrics) > 1:
-        return [Missing(name, title, "These runs are of different tasks; report them apart.")]
-    word = WORDS["accuracy" if metric == "error" else metric]
-    values = [v.score if higher_is_better(metric) else 100 - v.score for v, _ in points]
-    alt = "; ".join(
-        f"{v.label}: {value:.1f} % {word} at {time:.2g} ms an image"
-        for (v, time), value in zip(points, values, strict=True)
-    )
-    with canvas(900, max(400, room_for(len(points)) + 90)) as figure:
-        axes = figure.subplots()
-        for (variant, time), value in zip(points, values, strict=True):
-            axes.scatter([time], [value], s=85, color=variant.colour, zorder=3, lw=0)
-        _scale(axes, [time for _, time in points], values)
-        axes.set_xlabel("milliseconds an image, adaptation included (log scale)")
-        axes.set_ylabel(f"{word} in %")
-        axes.grid()
-        _name_points(axes, points, values)
-        svg = to_svg(figure, name, alt)
-    rows = tuple(
-        (v.label, rounded(value), rounded(time), rounded(1000 / time, 2),
-         v.first.summary.cost.trained, v.first.summary.cost.peak_memory)
-        for (v, time), value in zip(points, values, strict=True)
-    )  # fmt: skip
-    return [
-        Figure(
-            name,
-            title,
-            f"Top left is best: {word} against the time that one image takes, with the "
-            "parameters that a step trains. Times compare only where runs shared a machine.",
-            alt,
-            svg,
-            Data(("run", word, "ms per image", "images per second", "trained parameters",
-                  "peak memory in bytes"), rows),
-        )
-    ]  # fmt: skip
-
-
-def _scale(axes: Any, times: Sequence[float], values: Sequence[float]) -> None:
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
-
-    low, high = min(times) / 1.6, max(times) * 1.25
-    axes.set_xscale("log")
-    axes.set_xlim(low, high)
-    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axes.xaxis.set_minor_formatter(NullFormatter())
-    room = max(2.0, 0.12 * (max(values) - min(values)))
-    axes.set_ylim(max(0.0, min(values) - room), min(100.0, max(values) + room))
-
-
-def _name_points(
-    axes: Any, points: Sequence[tuple[Variant, float]], values: Sequence[float]
-) -> None:
-    ends = [
-        End(
-            value,
-            f"{variant.label} {value:.1f}\u00a0%, trains "
-            f"{_size(variant.first.summary.cost.trained)}",
-            variant.colour,
-            time,
-        )
-        for (variant, time), value in zip(points, values, strict=True)
-    ]
-    label_ends(axes, ends, 34 if len(ends) <= 10 else None)
-
-
-def _size(count: int) -> str:
-    """A count of parameters in words.
-
-    >>> _size(0), _size(3_400), _size(1_200_000)
-    ('nothing', '3.4\xa0k', '1.20\xa0M')
+    >>> row = dict(run="a", index=0, domain="fog", images=2, correct=0, counted=2, hits="00")
+    >>> mean_trust(Record(trust=(0.2, 0.0), **row))
+    0.1
     """
-    if not count:
-        return "nothing"
-    return f"{count / 1e6:.2f}\u00a0M" if count >= 1e6 else f"{count / 1e3:.1f}\u00a0k"
+    return sum(record.trust) / len(record.trust) if record.trust else 0.0
+
+
+def source_share(record: Record) -> float:
+    """Share of a batch's images that the source model answered."""
+    return sum(value == 0 for value in record.trust) / len(record.trust) if record.trust else 1.0
+
+
+def _curves(group: Sequence[Variant], ending: str) -> Figure:
+    many, name = visits(longest(group)), f"trust{ending}"
+    rows: list[tuple[Value, ...]] = []
+    ends: list[End] = []
+    means = {v.label: _mean([mean_trust(r) for r in v.first.records]) for v in group}
+    alt = "Mean trust over the whole stream: " + "; ".join(
+        f"{label} {value:.2f}" for label, value in means.items()
+    )
+    with canvas(940, max(430, room_for(len(group)) + 330)) as figure:
+        upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(1.2, 1))
+        draw_visits(upper, many)
+        draw_visits(lower, many, names=False)
+        for variant in group:
+            records = variant.first.records
+            trust, share = [mean_trust(r) for r in records], [source_share(r) for r in records]
+            xs = [r.index + 0.5 for r in records]
+            look = {"color": variant.colour, "ls": variant.dash}
+            (line,) = upper.plot(xs, trust, **look)
+            tip(line, f"{variant.label}: mean trust {means[variant.label]:.2f}")
+            lower.plot(xs, [100 * value for value in share], **look)
+            ends.append(End(100 * share[-1], variant.label, variant.colour))
+            rows += [
+                (variant.label, r.index, r.round + 1, r.domain, rounded(t), rounded(s))
+                for r, t, s in zip(records, trust, share, strict=True)
+            ]
+        upper.set_ylabel("mean trust")
+        upper.set_ylim(bottom=0)
+        lower.set_ylabel("source answers, %")
+        lower.set_ylim(-2, 102)
+        lower.set_xlabel("batch")
+        for axes in (upper, lower):
+            axes.grid(axis="y")
+        label_ends(lower, ends)
+        svg = to_svg(figure, name, alt)
+    return Figure(
+        name,
+        TITLE,
+        "Trust is the share of the way that a domain's map moves tokens towards the source's, "
+        "chosen by how sure the answers are; at 0 the source model answers. Above: its mean over "
+        "the images of each batch. Below: images that the source model answered, because they are "
+        "like the clean ones or because no map was worth trusting.",
+        alt,
+        svg,
+        Data(("run", "batch", "round", "true domain", "mean trust", "source answers"), tuple(rows)),
+        760,
+    )
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / max(len(values), 1)

@@ -6,6 +6,7 @@ import json
 import sys
 from pathlib import Path
 
+from ostinato.cli_words import Count, Folders, Given, Hours, Name, Number, Out
 from ostinato.errors import ConfigError
 
 PAGE, NUMBERS = "soak.html", "soak.json"
@@ -13,15 +14,15 @@ PAGE, NUMBERS = "soak.html", "soak.json"
 
 def soak_command(
     *,
-    hours: float | None = None,
-    batches: int | None = None,
-    out: Path = Path("ostinato-soak"),
-    method: str = "ostinato",
-    preset: str | None = None,
-    seed: int = 0,
-    kills: int = 10,
-    jobs: int = 1,
-    join: tuple[Path, ...] = (),
+    hours: Hours = None,
+    batches: Number = None,
+    out: Out = Path("ostinato-soak"),
+    method: Given = "ostinato",
+    preset: Name = None,
+    seed: Count = 0,
+    kills: Count = 10,
+    jobs: Count = 1,
+    join: Folders = (),
 ) -> None:
     """Adapt the embedded model for hours, with reloads and kills; write a page about it.
 

@@ -18,7 +18,7 @@ from ostinato.errors import OstinatoError, StateError
 from ostinato.soak import log
 from ostinato.soak.plan import LOCK, LOG, Plan
 
-WAIT = 0.05
+WAIT = 0.02
 """Seconds between looks at the log."""
 SHOWN = 20.0
 """Seconds between lines of progress."""

@@ -15,6 +15,8 @@ from ostinato.text import one_line
 
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".tif", ".tiff"})
 MOST_PIXELS = 64_000_000
+OWN = frozenset({"folder", "array"})
+"""Data sets of a user's own, which nobody can fetch."""
 _ARCHIVES = (".tar", ".tar.gz", ".tgz", ".zip")
 
 
@@ -92,21 +94,24 @@ def wrong_layout(name: str, root: str | Path, layout: str, missing: str) -> Data
     """The error for a root that does not hold a data set, with the likely reason and the remedy."""
     root = Path(root)
     fetch = f"ostinato data fetch {name} --root {root}"
+    own = name in OWN
     if not root.exists():
+        how = "" if own else f"Create it with '{fetch}', or name"
         return DataError(
-            f"The root {root} of {name} does not exist. Create it with '{fetch}', or name the "
-            f"folder that holds: {layout}."
+            f"The root {root} of {name} does not exist. {how or 'Name'} the folder that holds: "
+            f"{layout}."
         )
-    unfinished = leftovers(root)
+    unfinished = [] if own else leftovers(root)
     if unfinished:
         found = ", ".join(unfinished)
         return DataError(
             f"{root} holds no unpacked {name}, but a download that is not finished or not "
             f"unpacked ({found}). Run '{fetch}' to go on with it."
         )
+    remedy = "Put the images into such folders, or name" if own else f"Run '{fetch}', or name"
     return DataError(
         f"{root} is not a root of {name}: {missing} is missing. Expected layout: {layout}. "
-        f"Name another root, or run '{fetch}'."
+        f"{remedy} another root."
     )
 
 

@@ -23,7 +23,12 @@ IGNORE = 255
 
 
 class Item(NamedTuple):
-    """One image: uint8 (3, H, W); a class index or a uint8 (H, W) map; a stable name."""
+    """One image: uint8 (3, H, W); a class index or a uint8 (H, W) map; a stable name.
+
+    >>> import torch
+    >>> Item(torch.zeros(3, 8, 8, dtype=torch.uint8), 3, "mine/0001").label
+    3
+    """
 
     image: Tensor
     label: int | Tensor
@@ -46,6 +51,12 @@ class Dataset(ABC):
         num_classes: how many classes the labels run over.
         classes: the columns of the model's logits that these classes are, where they are a part.
         class_names: one name per class; empty where the data set does not say.
+
+    >>> import numpy as np
+    >>> from ostinato.data.datasets.array import ArrayDataset
+    >>> data: Dataset = ArrayDataset(np.zeros((2, 3, 8, 8), np.uint8), [0, 1], name="mine")
+    >>> len(data), data.domains(), data[1].label, data.key(1)
+    (2, ['mine'], 1, 'mine/00001')
     """
 
     name: str = ""

@@ -1,0 +1,52 @@
+"""Copies of a method, and going with its model to another device or precision."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from ostinato.errors import ConfigError
+from ostinato.models import VisionModel
+from ostinato.ops.trainable import claim, is_claimed
+
+
+class Moving:
+    """Mixed into `Method`: copying, pickling, `.to(...)`, `.half()` and the like."""
+
+    name: ClassVar[str]
+    model: VisionModel
+    _lock: threading.RLock
+    _detached: bool
+    follows: ClassVar[bool] = False
+    """Whether it can go with its model to another device or precision."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_lock"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        parent: Any = super()
+        parent.__setstate__(state)
+        self._lock = threading.RLock()  # a copy waits for nobody else
+        if not self._detached and not is_claimed(self.model.base):  # by the method inside
+            claim(self.model.base, self)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Move the model first, then what stands beside it."""
+        probe = torch.empty(0, device=self.model.device, dtype=self.model.dtype)
+        changed = fn(probe)
+        if (changed.device, changed.dtype) != (probe.device, probe.dtype) and not self.follows:
+            raise ConfigError(
+                f"{self.name} keeps values beside the model, so it cannot move: unwrap the model, "
+                "move it, and adapt it again (adapted.save and .load keep what was learned)."
+            )
+        parent: Any = super()
+        parent._apply(fn, recurse)
+        self.arrive()
+        return self
+
+    def arrive(self) -> None:
+        """After the model went elsewhere: let what is beside it follow."""

@@ -1,0 +1,168 @@
+"""Out of Ostinato: modules, torch.export, ONNX and the Hub, each checked against the live model."""
+
+from __future__ import annotations
+
+import runpy
+import shutil
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+
+import ostinato
+from ostinato.errors import ConfigError, MissingResource, StateError
+from ostinato.exporting import input_maps
+from ostinato.ops.features import FeatureTaps
+
+kit = runpy.run_path(str(Path(__file__).with_name("_backbones.py")))
+images = kit["images"]
+
+
+def _met(family, preset):
+    case = kit["Case"](family)
+    return case._met(case._adapted(preset=preset))
+
+
+def _live(adapted, batch, domains):
+    placed = adapted.publisher.placed(adapted.version)
+    received = adapted._receive(batch, None, None)
+    return adapted._forward(received, placed, placed.index(domains))
+
+
+def _trusted(adapted):
+    return [number for number, share in adapted.version.shares.items() if share > 0]
+
+
+@pytest.mark.parametrize(
+    "family", ["timm efficientnet", pytest.param("timm vit", marks=pytest.mark.slow)]
+)
+def test_every_domain_as_a_torch_program(family):
+    adapted = _met(family, "robust")
+    batch = images(5, 7, 2)
+    for domain in [0, _trusted(adapted)[-1]]:
+        program = ostinato.export(adapted, domain=domain, to="torch", example=batch[:3])
+        got = program.module()(batch)
+        torch.testing.assert_close(got, _live(adapted, batch, [domain] * 5), atol=1e-4, rtol=0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["timm vit", "timm efficientnet", "timm swin", "HF vit"])
+def test_every_domain_in_onnx_runtime(family, tmp_path):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    adapted = _met(family, "robust")
+    batch = images(5, 7, 2)
+    for domain in [0, *_trusted(adapted)]:
+        path = tmp_path / f"{domain}.onnx"
+        ostinato.export(adapted, domain=domain, to="onnx", example=batch[:3], path=path)
+        session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+        got = session.run(None, {session.get_inputs()[0].name: batch.numpy()})[0]
+        live = _live(adapted, batch, [domain] * 5).numpy()
+        np.testing.assert_allclose(got, live, atol=1e-4)
+
+
+@pytest.mark.parametrize("family", ["timm vit", "timm efficientnet"])
+def test_maps_as_inputs_serve_any_mix_and_give_the_sums(family):
+    adapted = _met(family, "forward-only")
+    module = ostinato.export(adapted, domain="maps")
+    maps, rows = input_maps(adapted)
+    domains = [0, *_trusted(adapted)[:2], 0]
+    batch = images(len(domains), 7, 2)
+    index = torch.tensor([rows[domain] for domain in domains])
+    logits, sums = module(batch, maps, index)
+    torch.testing.assert_close(logits, _live(adapted, batch, domains), atol=1e-4, rtol=0)
+    source = adapted.statistics.tokens[0]
+    count, first, second = sums[0]
+    assert first.shape == (len(maps[0][0]), source.mean.numel())
+    assert second.shape[1:] == source.covariance.shape
+    assert int(count[0]) == 2 * int(count[rows[domains[1]]])
+    adapted.predict(batch[:1], source=True)
+    taps = FeatureTaps(adapted.model.base)
+    with taps, torch.no_grad():
+        adapted.model(batch[:1])
+    _, alone = module(batch[:1], maps, torch.tensor([0]))
+    if not taps.class_token:  # the source's tokens are those of the model itself
+        torch.testing.assert_close(alone[0][1][0] / alone[0][0][0], taps.features[0][0])
+
+
+def test_what_cannot_be_exported_says_why(tmp_path):
+    adapted = _met("timm efficientnet", "robust")
+    with pytest.raises(StateError, match="no domain 99: there are 0"):
+        ostinato.export(adapted, domain=99)
+    with pytest.raises(ConfigError, match="forward-only"):
+        ostinato.export(adapted, domain="maps")
+    with pytest.raises(ConfigError, match="example="):
+        ostinato.export(adapted, to="torch")
+    with pytest.raises(ConfigError, match="path="):
+        ostinato.export(adapted, to="onnx", example=images(2))
+    with pytest.raises(ConfigError, match="leave domain out"):
+        ostinato.export(ostinato.adapt(kit["build"]("timm vit"), "tent"), domain=1)
+    with mock.patch("ostinato.exporting.CLOSE", -1.0), pytest.raises(StateError, match="off the"):
+        ostinato.export(adapted, to="torch", example=images(2))
+
+
+class Stand:
+    """A Hub that is a folder."""
+
+    def __init__(self, place: Path) -> None:
+        self.place, self.private = place, None
+
+    def create_repo(self, repo: str, *, private: bool, exist_ok: bool) -> str:
+        self.private = private
+        return f"hub/{repo}"
+
+    def upload_folder(self, *, repo_id: str, folder_path: str) -> None:
+        shutil.copytree(folder_path, self.place / repo_id)
+
+    def snapshot_download(self, *, repo_id: str) -> str:
+        return str(self.place / repo_id)
+
+
+def test_a_pool_of_experts_goes_to_the_hub_and_back(tmp_path):
+    adapted = _met("timm efficientnet", "robust")
+    hub = Stand(tmp_path)
+    assert (
+        ostinato.push_to_hub(adapted, "me/pool", base="test_efficientnet", api=hub) == "hub/me/pool"
+    )
+    assert hub.private
+    card = (tmp_path / "me/pool/README.md").read_text()
+    assert "base_model: test_efficientnet" in card
+    assert adapted.fingerprint in card
+    again = ostinato.from_pretrained(kit["build"]("timm efficientnet"), "me/pool", api=hub)
+    batch = images(6, 7, 2)
+    with adapted.frozen(), again.frozen():
+        assert torch.equal(adapted(batch), again(batch))
+    with pytest.raises(StateError, match="another base model"):
+        ostinato.from_pretrained(kit["build"]("timm vit"), tmp_path / "me/pool")
+    with pytest.raises(MissingResource, match="holds nothing"):
+        ostinato.from_pretrained(kit["build"]("timm vit"), tmp_path)
+
+
+def test_clip_classifies_by_texts_and_is_adapted():
+    transformers = pytest.importorskip("transformers")
+    small = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    small |= {"intermediate_size": 64}
+    vision = small | {"image_size": kit["SIZE"], "patch_size": 8}
+    text = small | {"vocab_size": 99, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 1}
+    torch.manual_seed(0)
+    config = transformers.CLIPConfig(text_config=text, vision_config=vision, projection_dim=16)
+    clip = transformers.CLIPModel(config).eval()
+
+    def tokenizer(texts, **_):
+        rows = [[1, *(3 + ord(c) % 90 for c in one[-6:]), 2] for one in texts]
+        return {"input_ids": torch.tensor(rows)}
+
+    model = ostinato.zero_shot(clip, ["cat", "dog", "owl"], tokenizer=tokenizer).eval()
+    half = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
+    tokens = tokenizer([f"a photo of a {name}." for name in ("cat", "dog", "owl")])
+    pixels = images(4)
+    with torch.no_grad():
+        whole = clip(pixel_values=(pixels - 0.5) / 0.5, **tokens).logits_per_image
+    statistics = ostinato.collect_statistics(model, images(60), **half)
+    adapted = ostinato.adapt(model, statistics=statistics, **half)
+    torch.testing.assert_close(adapted(pixels), whole, atol=1e-3, rtol=1e-3)
+    with pytest.raises(ConfigError, match="list with one text"):
+        ostinato.zero_shot(clip, "cat", tokenizer=tokenizer)
+    with pytest.raises(ConfigError, match="has no get_image_features"):
+        ostinato.zero_shot(torch.nn.Linear(2, 2), torch.ones(2, 3))(pixels)

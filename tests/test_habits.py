@@ -1,0 +1,120 @@
+"""What users are used to: precisions, places, loaders, Hugging Face's calls, copies."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import runpy
+from pathlib import Path
+
+import numpy as np
+import pytest
+import timm
+import torch
+from PIL import Image
+from torch.utils.data import DataLoader, TensorDataset
+
+import ostinato
+from ostinato.errors import ConfigError, InputError
+
+kit = runpy.run_path(str(Path(__file__).with_name("_backbones.py")))
+images, build = kit["images"], kit["build"]
+
+
+def _adapted(model, **more):
+    statistics = ostinato.collect_statistics(model, images(60))
+    return ostinato.adapt(model, statistics=statistics, enough=8, micro=8, **more)
+
+
+@pytest.mark.parametrize("kind", [torch.float16, torch.float64])
+@pytest.mark.parametrize("family", ["timm vit", "timm efficientnet"])
+def test_models_of_any_precision(family, kind):
+    adapted = _adapted(build(family).to(kind))
+    for seed in range(3):
+        answers = adapted(images(12, seed, 2))
+        assert answers.dtype == torch.float32
+        assert answers.isfinite().all()
+    assert adapted.bank.domains
+    assert adapted.dtype == kind
+
+
+def test_half_precision_agrees_with_single():
+    model = build("timm vit")
+    single, half = (_adapted(copy.deepcopy(model).to(k)) for k in (torch.float32, torch.bfloat16))
+    found = [(single(images(20, s, 2)), half(images(20, s, 2))) for s in range(3)]
+    same = torch.cat([(a.argmax(1) == b.argmax(1)).float() for a, b in found])
+    assert float(same.mean()) >= 0.9  # random weights: many answers are near ties
+
+
+def test_our_method_moves_with_its_model_and_peers_say_how():
+    adapted = _adapted(build("timm efficientnet"))
+    adapted(images(12, 1, 2))
+    with adapted.frozen():
+        before = adapted(images(6, 2, 2))
+        adapted.double()
+        torch.testing.assert_close(adapted(images(6, 2, 2)), before, atol=1e-4, rtol=1e-4)
+    adapted.to(memory_format=torch.channels_last)
+    assert adapted(images(6, 3, 2).to(memory_format=torch.channels_last)).shape == (6, 5)
+    peer = ostinato.adapt(build("timm vit"), "tent")
+    peer.to("cpu")
+    with pytest.raises(ConfigError, match="unwrap the model, move it, and adapt it again"):
+        peer.half()
+
+
+@pytest.mark.parametrize("channels", [1, 5])
+def test_any_number_of_channels(channels):
+    model = timm.create_model("test_efficientnet", num_classes=5, in_chans=channels).eval()
+    pictures = images(60)[:, :1].expand(-1, channels, -1, -1)
+    adapted = ostinato.adapt(model, statistics=ostinato.collect_statistics(model, pictures))
+    assert adapted(pictures[:4]).shape == (4, 5)
+    with pytest.raises(InputError, match=f"takes {channels} channels"):
+        adapted(images(4))
+
+
+def test_statistics_from_loaders_iterators_and_data_sets():
+    model, pictures = build("timm efficientnet"), images(20)
+    pairs = TensorDataset(pictures, torch.zeros(20))
+    whole = ostinato.collect_statistics(model, pictures, batch_size=5)
+    forms = (DataLoader(pairs, batch_size=5), pairs, iter(pictures.split(5)), [{"image": pictures}])
+    for form in forms:
+        found = ostinato.collect_statistics(model, form, batch_size=5)
+        torch.testing.assert_close(found.means[0], whole.means[0], atol=1e-5, rtol=1e-5)
+    with pytest.raises(InputError, match="not int"):
+        ostinato.collect_statistics(model, [3])
+    with pytest.raises(InputError, match="No images among label"):
+        ostinato.collect_statistics(model, [{"label": pictures}])
+
+
+def test_progress_is_shown_where_asked_for(capsys):
+    ostinato.collect_statistics(build("timm efficientnet"), images(20), progress=True)
+    assert "source statistics" in capsys.readouterr().out
+
+
+def test_hugging_face_calls_and_pipelines():
+    transformers = pytest.importorskip("transformers")
+    model = build("HF vit")
+    model.config.id2label = {number: f"class {number}" for number in range(5)}
+    size = {"height": kit["SIZE"], "width": kit["SIZE"]}
+    processor = transformers.ViTImageProcessor(size=size)
+    levels = (images(30).permute(0, 2, 3, 1).numpy() * 255).astype(np.uint8)
+    pictures = [Image.fromarray(one) for one in levels]
+    given = processor(pictures, return_tensors="pt")
+    statistics = ostinato.collect_statistics(model, [given])
+    expected = model(**given).logits[:4]
+    adapted = ostinato.adapt(model, statistics=statistics)
+    answer = adapted(**processor(pictures[:4], return_tensors="pt"))
+    torch.testing.assert_close(answer.logits, expected, atol=1e-4, rtol=1e-4)
+    assert answer[0] is answer["logits"]
+    transformers.logging.set_verbosity(transformers.logging.CRITICAL)
+    pipe = transformers.pipeline("image-classification", model=adapted, image_processor=processor)
+    best = pipe(pictures[0])[0]
+    assert best["label"] == f"class {int(expected[0].argmax())}"
+    assert adapted.config.lr == 2e-3  # its own settings are there as before
+
+
+def test_copies_go_on_alike():
+    adapted = _adapted(build("timm efficientnet"))
+    adapted(images(12, 1, 2))
+    twins = (copy.deepcopy(adapted), pickle.loads(pickle.dumps(adapted)))
+    expected = adapted(images(12, 2, 2))
+    assert all(torch.equal(twin(images(12, 2, 2)), expected) for twin in twins)
