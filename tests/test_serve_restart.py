@@ -28,7 +28,7 @@ ask, teach, batches, serving = (small[n] for n in ("ask", "teach", "batches", "s
 @pytest.fixture(scope="module", autouse=True)
 def trusting() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_ostinato_maps, "TOLERANCE", 10.0)
+        patch.setattr(_ostinato_maps, "TRUSTED", 10.0)
         yield
 
 

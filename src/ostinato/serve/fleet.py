@@ -30,6 +30,7 @@ from ostinato.serve.settings import Settings, check_name
 from ostinato.serve.snapshots import sweep, whole_states
 from ostinato.serve.store import SnapshotRow, Store, StreamRow
 from ostinato.serve.stream import Entry, Stream
+from ostinato.serve.watch import UNDONE
 from ostinato.serve.writer import SnapshotJob, Writer
 
 AGAIN = 5.0
@@ -258,7 +259,7 @@ class Fleet:
         for event in events:
             self.writer.event(stream.id, "domain", version=stream.version, text=event)
         stream.watch.note_events(events)
-        stream.rollbacks += sum(event.startswith("rolled back") for event in events)
+        stream.rollbacks += sum(event.startswith(UNDONE) for event in events)
         if stream.dirty >= self.settings.snapshots.updates:
             self.snapshot(stream)
 
