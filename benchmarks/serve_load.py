@@ -114,7 +114,7 @@ def load(
     names = [f"cam-{at}" for at in range(given.speaking or given.streams)]
     count = min(callers or given.callers, len(names))
     processes = min(given.processes, count)
-    options = {"kind": kind, "pause": pause, "start": start}
+    options = {"kind": kind, "pause": pause, "start": start, "keep": 9}
     groups = [[names[at::count] for at in range(one, count, processes)] for one in range(processes)]
     with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
         work = [

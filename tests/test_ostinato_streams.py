@@ -36,7 +36,7 @@ def levels(batch: Tensor) -> Tensor:
 def trusting() -> Iterator[None]:
     """Maps are always trusted, which a model with random weights would not let happen."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_ostinato_maps, "TOLERANCE", 10.0)
+        patch.setattr(_ostinato_maps, "TRUSTED", 10.0)
         yield
 
 

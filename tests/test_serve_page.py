@@ -25,7 +25,7 @@ pytestmark = pytest.mark.browser
 
 @pytest.fixture(autouse=True)
 def trusting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_ostinato_maps, "TOLERANCE", 10.0)
+    monkeypatch.setattr(_ostinato_maps, "TRUSTED", 10.0)
 
 
 @pytest.fixture

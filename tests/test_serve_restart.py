@@ -17,7 +17,7 @@ from ostinato.methods import _ostinato_maps
 from ostinato.ops.snapshot import State, load_state
 from ostinato.serve import snapshots, writer
 from ostinato.serve.fleet import Fleet
-from ostinato.serve.replaying import replay, same, verify
+from ostinato.serve.replaying import Replay, same, verify
 from ostinato.serve.sequences import MOST, Sequences
 from ostinato.serve.store import Store
 
@@ -28,7 +28,7 @@ ask, teach, batches, serving = (small[n] for n in ("ask", "teach", "batches", "s
 @pytest.fixture(scope="module", autouse=True)
 def trusting() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_ostinato_maps, "TOLERANCE", 10.0)
+        patch.setattr(_ostinato_maps, "TRUSTED", 10.0)
         yield
 
 
@@ -115,7 +115,7 @@ def test_the_log_leads_to_every_snapshot_again(past: tuple[Path, Path, State]) -
     other = version.rpartition(".")[0] + ".2"
     kept, _ = load_state(store.place(1) / store.snapshots(1)[0].file)
     if version != other:
-        assert not same(kept, replay(store, chosen, served, "gate", other).export_state())
+        assert not same(kept, Replay(store, chosen, served, "gate").to(other).export_state())
 
 
 def test_only_the_latest_snapshots_and_the_named_ones_are_kept(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ Server = tuple[TestClient, Fleet]
 def trusting() -> Iterator[None]:
     """Maps are always trusted, so that few images show everything."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_ostinato_maps, "TOLERANCE", 10.0)
+        patch.setattr(_ostinato_maps, "TRUSTED", 10.0)
         yield
 
 

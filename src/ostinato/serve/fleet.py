@@ -19,6 +19,7 @@ import torch
 
 from ostinato.errors import OstinatoError, StateError, did_you_mean
 from ostinato.methods._ostinato_streams import Answer, StreamMethod
+from ostinato.ops.blocks import find_blocks
 from ostinato.ops.snapshot import State
 from ostinato.serve.answers import seen
 from ostinato.serve.batching import Batcher, Job
@@ -29,6 +30,7 @@ from ostinato.serve.settings import Settings, check_name
 from ostinato.serve.snapshots import sweep, whole_states
 from ostinato.serve.store import SnapshotRow, Store, StreamRow
 from ostinato.serve.stream import Entry, Stream
+from ostinato.serve.watch import UNDONE
 from ostinato.serve.writer import SnapshotJob, Writer
 
 AGAIN = 5.0
@@ -82,6 +84,10 @@ class Fleet:
             threads=self.threads,
             device=served.model.device,
         )
+        self._points = [
+            block.register_forward_pre_hook(self.learner.give_way)
+            for block in find_blocks(served.model.base).values()
+        ]
         self.streams: dict[str, Stream] = {}
         self.ready = self.leaving = False
         self._starts: dict[str, State] = {}
@@ -111,6 +117,8 @@ class Fleet:
         self.ready, self.leaving = False, True
         self.batcher.stop()
         self.learner.stop()
+        for point in self._points:
+            point.remove()
         for stream in self.streams.values():
             if stream.dirty:
                 self.snapshot(stream)
@@ -251,7 +259,7 @@ class Fleet:
         for event in events:
             self.writer.event(stream.id, "domain", version=stream.version, text=event)
         stream.watch.note_events(events)
-        stream.rollbacks += sum(event.startswith("rolled back") for event in events)
+        stream.rollbacks += sum(event.startswith(UNDONE) for event in events)
         if stream.dirty >= self.settings.snapshots.updates:
             self.snapshot(stream)
 

@@ -1,7 +1,8 @@
 """The one thread that changes states: it learns behind the answers, and does what operators ask.
 
-While requests wait, it works no more than its share of the time; then streams learn less, and
-`skipped` and the lag say so. What operators ask for comes first.
+While requests wait it gives way, between updates and between the blocks of a forward, as long as it
+has its share of the time; then streams learn less, and `skipped` and the lag say so. What operators
+ask for comes first.
 """
 
 from __future__ import annotations
@@ -15,12 +16,15 @@ from typing import TypeVar
 
 import torch
 
+from ostinato.serve.budget import Budget
 from ostinato.serve.lanes import entered, make_lane
 from ostinato.serve.stream import Entry, Stream
 
 T = TypeVar("T")
 TICK = 0.25
 """Seconds between two looks at what has to be written."""
+PAUSE = 0.001
+"""Seconds between two looks at whether requests still wait."""
 
 
 class Learner:
@@ -47,7 +51,8 @@ class Learner:
         threads: int,
         device: torch.device,
     ) -> None:
-        self.share, self.busy, self.threads = share, busy, threads
+        self.budget, self.busy, self.threads = Budget(share), busy, threads
+        self._since = 0.0
         self._learned, self._failed, self._tick = learned, failed, tick
         self._commands: deque[tuple[Callable[[], object], Future[object]]] = deque()
         self._streams: dict[Stream, None] = {}  # in the order they came
@@ -107,37 +112,42 @@ class Learner:
             if command is not None:
                 _run(*command)
             elif stream is not None:
-                self._rest(self._teach(stream))
+                self._since = time.perf_counter()
+                self.give_way()
+                self._teach(stream)
             if time.monotonic() - ticked >= TICK:
                 self._tick()
                 ticked = time.monotonic()
         for work, done in self._commands:
             _run(work, done)
 
-    def _teach(self, stream: Stream) -> float:
+    def _teach(self, stream: Stream) -> None:
         """One request of a stream, which then goes to the end of the line."""
-        started = time.perf_counter()
+        started = self._since = time.perf_counter()
         try:
             found = stream.learn()
         except Exception as error:  # whatever linear algebra makes of hostile images
             self._failed(stream, error)
-            return 0.0
+            return
+        finally:
+            self.budget.work(time.perf_counter() - self._since)
         spent = time.perf_counter() - started
         self.seconds += spent
         if found is not None:
             self._learned(stream, *found, spent)
         if stream.waiting and not stream.frozen:
             self.wake(stream)
-        return spent
 
-    def _rest(self, spent: float) -> None:
-        """While requests wait, leave them their share of the time."""
-        until = time.monotonic() + spent * (1 - self.share) / self.share
-        while (left := until - time.monotonic()) > 0 and self.busy():
-            with self._ready:
-                if self._stopping or self._commands:
-                    return
-                self._ready.wait(min(left, 0.02))
+    def give_way(self, *_: object) -> None:
+        """While requests wait, let them go first; called by whoever computes, at any time."""
+        if threading.current_thread() is not self._thread or not self.busy():
+            return
+        now = time.perf_counter()
+        self.budget.work(now - self._since)
+        while self.busy() and self.budget.owes() and not (self._stopping or self._commands):
+            time.sleep(PAUSE)
+            self.budget.wait(PAUSE)
+        self._since = time.perf_counter()
 
 
 def _run(work: Callable[[], object], done: Future[object]) -> None:

@@ -70,41 +70,61 @@ def steps_to(lives: dict[str, Life], version: str) -> list[tuple[str, Any]]:
     return [*steps, *(("learn", digest) for digest in learned)]
 
 
-def replay(
-    store: Store, settings: Settings, served: Served, name: str, version: str
-) -> StreamMethod:
-    """A stream's method as it was at a version, made from the log."""
-    row = next((one for one in store.streams() if one.name == name), None)
-    if row is None:
-        raise StateError(f"There is no stream {name!r} in {store.folder}.")
-    lives = read_lives(store.events(row.id, most=10**9))
-    steps = steps_to(lives, version)
-    began = lives[split_version(version)[0]].began
-    torch.set_num_threads(int(began["threads"]))  # sums depend on how they are split
-    method = StreamMethod(served.model, method_config(settings, row.preset))
-    for kind, what in steps:
+class Replay:
+    """A stream's states, made again from its log.
+
+    Args:
+        store: of the server, which has been stopped.
+        settings: it ran with.
+        served: the model.
+        name: of the stream.
+    """
+
+    def __init__(self, store: Store, settings: Settings, served: Served, name: str) -> None:
+        row = next((one for one in store.streams() if one.name == name), None)
+        if row is None:
+            raise StateError(f"There is no stream {name!r} in {store.folder}.")
+        self.row, self.settings, self.served = row, settings, served
+        self.inputs = store.place(row.id) / "inputs"
+        self.lives = read_lives(store.events(row.id, most=10**9))
+        self._begin()
+
+    def _begin(self) -> None:
+        config = method_config(self.settings, self.row.preset)
+        self.method, self.done = StreamMethod(self.served.model, config), list[tuple[str, Any]]()
+
+    def to(self, version: str) -> StreamMethod:
+        """The method as it was at a version; goes on from the last one where it can."""
+        steps = steps_to(self.lives, version)
+        began = self.lives[split_version(version)[0]].began
+        torch.set_num_threads(int(began["threads"]))  # sums depend on how they are split
+        if steps[: len(self.done)] != self.done:
+            self._begin()
+        for kind, what in steps[len(self.done) :]:
+            self._apply(kind, what)
+            self.done.append((kind, what))
+        return self.method
+
+    def _apply(self, kind: str, what: Any) -> None:
         if kind == "learn":
-            path = store.place(row.id) / "inputs" / f"{what}.npy"
+            path = self.inputs / f"{what}.npy"
             if not path.is_file():
                 raise StateError(f"The images {what} were not kept: serve with --record.")
-            method.take(torch.from_numpy(np.load(path, allow_pickle=False)))
+            self.method.take(torch.from_numpy(np.load(path, allow_pickle=False)))
         elif kind == "reset":
-            method.forget(int(what["domain"]))
+            self.method.forget(int(what["domain"]))
         else:
-            (method.held.add if what["frozen"] else method.held.discard)(int(what["domain"]))
-    return method
+            held = self.method.held
+            (held.add if what["frozen"] else held.discard)(int(what["domain"]))
 
 
 def verify(store: Store, settings: Settings, served: Served, name: str) -> list[tuple[str, bool]]:
-    """For each snapshot of a stream, whether the log leads to the same state to the bit."""
-    row = next((one for one in store.streams() if one.name == name), None)
-    if row is None:
-        raise StateError(f"There is no stream {name!r} in {store.folder}.")
-    found = []
-    for snapshot in store.snapshots(row.id):
-        kept, _ = load_state(store.place(row.id) / snapshot.file)
-        again = replay(store, settings, served, name, snapshot.version)
-        found.append((snapshot.version, same(kept, again.export_state())))
+    """For each snapshot of a stream, oldest first, whether the log leads to the same state."""
+    again, found = Replay(store, settings, served, name), []
+    for snapshot in reversed(store.snapshots(again.row.id)):
+        kept, _ = load_state(store.place(again.row.id) / snapshot.file)
+        state = again.to(snapshot.version).export_state()
+        found.append((snapshot.version, same(kept, state)))
     return found
 
 

@@ -19,6 +19,8 @@ SHORT, LONG = 200.0, 5000.0
 """Images that the present and the usual mix of answers reach back."""
 ENOUGH = 100
 """Images before which nothing is alarming."""
+UNDONE = ("rolled back", "dropped")
+"""How events begin that say that something learned was undone."""
 FRESH = 300.0
 """Seconds for which a rollback of the method itself is shown."""
 
@@ -102,7 +104,7 @@ class Watch:
     def note_events(self, events: Sequence[str]) -> None:
         """Take in what happened to domains."""
         self.founded += sum(event.startswith("founded") for event in events)
-        if any(event.startswith("rolled back") for event in events):
+        if any(event.startswith(UNDONE) for event in events):
             self._undone = time.time()
 
     def timeline(self) -> list[dict[str, Any]]:
