@@ -55,7 +55,9 @@ def statistics() -> Any:
 def made(statistics: Any, **settings: Any) -> Any:
     """The method on the small model, on a GPU where there is one."""
     model = small_model().to("cuda" if GPU else "cpu")
-    return adapt(model, "ostinato", statistics=statistics, **kit["SETTINGS"] | settings)
+    return adapt(
+        model, "ostinato", statistics=statistics, **kit["SETTINGS"] | {"compile": True} | settings
+    )
 
 
 def traffic() -> list[torch.Tensor]:

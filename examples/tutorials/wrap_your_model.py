@@ -16,11 +16,11 @@ statistics.save("statistics.safetensors")
 adapted = ostinato.adapt(model, statistics="statistics.safetensors")
 print(adapted.summary())
 
-# 3. Traffic: ordinary images first, then noisy ones.
+# 3. Traffic: ordinary images first, then pixelated ones.
 images, labels, _ = embedded_images("test")
-noisy = corrupt(images[:150], "gaussian_noise", 5, seeds=range(150), constants="cifar")
-for name, shown in (("ordinary", images[150:200]), ("noisy", noisy)):
-    truth = labels[150:200] if name == "ordinary" else labels[:150]
+coarse = corrupt(images[:100], "pixelate", 5, seeds=range(100), constants="cifar")
+for name, shown in (("ordinary", images[150:175]), ("pixelated", coarse)):
+    truth = labels[150:175] if name == "ordinary" else labels[:100]
     right = source_right = 0
     for pixels, answer in zip(shown.split(25), truth.split(25), strict=True):
         with adapted.frozen():  # the source model's own answer, for comparison; learns nothing

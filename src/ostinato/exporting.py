@@ -110,7 +110,8 @@ def _frozen(adapted: Method, domain: int | str | None) -> nn.Module:
         raise StateError(f"There is no domain {domain}: there are {known}.")
     expert = version.experts[int(domain)]
     frozen = bare_copy(adapted.model)
-    frozen.base = with_expert(adapted.model.base, expert, version.shared, adapted.targets)
+    frozen.base, acts = with_expert(adapted.model.base, expert, version.shared, adapted.targets)
+    frozen.add_module("acts", acts)
     return frozen.eval().requires_grad_(False)
 
 

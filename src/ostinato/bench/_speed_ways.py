@@ -142,6 +142,7 @@ def ours(setting: Setting, preset: str, *, settled: bool = True) -> Method:
         normalize=setting.normalize,
         precision=setting.precision,
         max_domains=max(32, setting.domains),
+        compile=True,
     )
     if settled:
         for domain in range(min(setting.domains, 15)):

@@ -48,15 +48,15 @@ class _Act(nn.Module):
 
 
 class _Hook:
-    """Lets a submodule act on a module's output; an object, so that models can be copied."""
+    """Lets an act change a module's output; an object, so that models can be copied."""
 
-    def __init__(self, channels_first: bool) -> None:
-        self.channels_first = channels_first
+    def __init__(self, act: _Act, channels_first: bool) -> None:
+        self.act, self.channels_first = act, channels_first
 
     def __call__(self, module: Any, inputs: Any, output: Any) -> Any:
         opened = open_tokens(output, self.channels_first)
         assert opened is not None
-        return opened[1](module.ostinato_act(opened[0]))
+        return opened[1](self.act(opened[0]))
 
 
 def bare_copy(model: nn.Module) -> nn.Module:
@@ -71,26 +71,28 @@ def bare_copy(model: nn.Module) -> nn.Module:
 
 def with_expert(
     model: nn.Module, expert: Expert, shared: Sequence[Branch] = (), targets: Targets = None
-) -> nn.Module:
-    """A copy of the model that answers as it does under this expert."""
+) -> tuple[nn.Module, nn.ModuleList]:
+    """A copy of the model that answers as it does under this expert, and what acts in it."""
     frozen = bare_copy(model)
     blocks = find_blocks(frozen)
     after_blocks = targets is None and not has_targets(frozen)
     groups = [group for group in (tuple(shared), expert.branches) if group]
     feeds = [] if after_blocks or not groups else inner_targets(frozen, blocks, targets)
+    acts = nn.ModuleList()  # kept apart: a child of a sequence would be run as a step
     for number, block in enumerate(blocks.values()):
         move = expert.maps[number] if expert.maps else None
         branches = [group[number] for group in groups] if after_blocks else []
-        _let_act(block, _Act(move, branches), is_convolutional(block))
+        acts.append(_let_act(block, _Act(move, branches), is_convolutional(block)))
     for number, target in enumerate(feeds):
-        _let_act(target.module, _Act(None, [group[number] for group in groups]), False)
-    return frozen.eval().requires_grad_(False)
+        act = _Act(None, [group[number] for group in groups])
+        acts.append(_let_act(target.module, act, False))
+    return frozen.eval().requires_grad_(False), acts
 
 
-def _let_act(module: nn.Module, act: _Act, channels_first: bool) -> None:
+def _let_act(module: nn.Module, act: _Act, channels_first: bool) -> _Act:
     if act.moves or act.count:
-        module.add_module("ostinato_act", act)
-        module.register_forward_hook(_Hook(channels_first))
+        module.register_forward_hook(_Hook(act, channels_first))
+    return act
 
 
 class _Passing:
