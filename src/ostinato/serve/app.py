@@ -17,7 +17,7 @@ from ostinato.serve.keys import Keys
 from ostinato.serve.operations import Operations
 from ostinato.serve.schema import Role
 
-DESCRIPTION = """One frozen model, and for every stream its own domains, experts, prior and trust.
+DESCRIPTION = """One source model, and for every stream its own domains, experts, prior and trust.
 
 Send `Authorization: Bearer KEY` where the server asks for keys. Every key has roles: `predict`
 asks for answers, `read` looks at streams, `operate` changes them."""
