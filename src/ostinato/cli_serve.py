@@ -10,28 +10,31 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
+from ostinato.cli_words import Count, File, Hours, Name, Named, Number, Place, Weights, called
 from ostinato.errors import ConfigError
 
-Name = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="NAME")]
+Folder = Annotated[Path, tyro.conf.arg(metavar="DIR")]
+Address = Annotated[str, tyro.conf.arg(metavar="URL")]
+Key = Annotated[str | None, called("KEY")]
 URL = "http://127.0.0.1:8000"
 EXTRA = "Serving needs more packages: pip install 'ostinato[serve]'."
 
 
 def serve_command(
-    config: Path | None = None,
+    config: Annotated[Path | None, tyro.conf.Positional, called("FILE")] = None,
     /,
     *,
-    data: Path | None = None,
-    host: str | None = None,
-    port: int | None = None,
-    model: str | None = None,
-    weights: str | None = None,
-    statistics: Path | None = None,
-    preset: Literal["robust", "forward-only"] | None = None,
-    device: str | None = None,
+    data: Place = None,
+    host: Annotated[str | None, called("ADDRESS")] = None,
+    port: Number = None,
+    model: Name = None,
+    weights: Weights = None,
+    statistics: File = None,
+    preset: Annotated[Literal["robust", "forward-only"] | None, called("NAME")] = None,
+    device: Name = None,
     thumbnails: bool = False,
     record: bool = False,
-    log: str | None = None,
+    log: Annotated[str | None, called("FILE")] = None,
 ) -> None:
     """Serve a model over HTTP: every stream adapts by itself. docs/serve.md has all settings.
 
@@ -71,11 +74,11 @@ def serve_command(
 
 
 def keys_add_command(
-    name: Name,
+    name: Named,
     /,
     *,
     role: Annotated[tuple[str, ...], tyro.conf.arg(metavar="ROLE...")],
-    data: Path = Path("ostinato-serve"),
+    data: Folder = Path("ostinato-serve"),
 ) -> None:
     """Make an API key and print it, once; the server keeps a hash of it.
 
@@ -89,7 +92,7 @@ def keys_add_command(
     print(add_key(_store(data, make=True), name, role))
 
 
-def keys_list_command(*, data: Path = Path("ostinato-serve")) -> None:
+def keys_list_command(*, data: Folder = Path("ostinato-serve")) -> None:
     """Show which keys there are.
 
     Args:
@@ -101,7 +104,7 @@ def keys_list_command(*, data: Path = Path("ostinato-serve")) -> None:
         print(f"{name:20} {roles:24} {time.strftime('%Y-%m-%d', time.localtime(made))}")
 
 
-def keys_revoke_command(name: Name, /, *, data: Path = Path("ostinato-serve")) -> None:
+def keys_revoke_command(name: Named, /, *, data: Folder = Path("ostinato-serve")) -> None:
     """Take a key back; a running server notices within seconds.
 
     Args:
@@ -114,15 +117,15 @@ def keys_revoke_command(name: Name, /, *, data: Path = Path("ostinato-serve")) -
 
 
 def replay_command(
-    source: Annotated[Path, tyro.conf.Positional],
+    source: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FILE|DIR")],
     /,
     *,
-    stream: str,
-    to: str = URL,
-    batch: int = 1,
-    rate: float | None = None,
+    stream: Annotated[str, tyro.conf.arg(metavar="NAME")],
+    to: Address = URL,
+    batch: Count = 1,
+    rate: Hours = None,
     loop: bool = False,
-    key: str | None = None,
+    key: Key = None,
 ) -> None:
     """Feed a folder of images or a video to a stream, and show what comes back.
 
@@ -142,19 +145,19 @@ def replay_command(
 
 
 def streams_command(
-    what: Annotated[str, tyro.conf.Positional],
-    name: Annotated[str | None, tyro.conf.Positional] = None,
+    what: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="WHAT")],
+    name: Annotated[str | None, tyro.conf.Positional, called("NAME")] = None,
     /,
     *,
-    to: str | None = None,
-    domain: int | None = None,
-    label: str | None = None,
-    file: Path | None = None,
+    to: Name = None,
+    domain: Number = None,
+    label: Name = None,
+    file: File = None,
     images: bool = False,
-    preset: Literal["robust", "forward-only"] | None = None,
-    start: str | None = None,
-    url: str = URL,
-    key: str | None = None,
+    preset: Annotated[Literal["robust", "forward-only"] | None, called("NAME")] = None,
+    start: Name = None,
+    url: Address = URL,
+    key: Key = None,
 ) -> None:
     """Look at a server's streams and change them; prints JSON.
 
@@ -181,7 +184,7 @@ def streams_command(
         print(json.dumps(found, indent=1, ensure_ascii=False))
 
 
-def verify_command(name: Name, /, *, config: Path | None = None, data: Path | None = None) -> None:
+def verify_command(name: Named, /, *, config: File = None, data: Place = None) -> None:
     """Make a stream's states again from its event log, and compare them with its snapshots.
 
     Needs a server that ran with --record and has been stopped.

@@ -9,6 +9,11 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from ostinato.cli_words import Count, Hours, Place
 
 CAMERAS = {
     "gate": ("clean", "gaussian_noise", "clean", "fog"),
@@ -23,13 +28,16 @@ KEPT = 240
 """Different images of a camera."""
 
 
+Seconds = Annotated[float, tyro.conf.arg(metavar="NUMBER")]
+
+
 def serve_demo_command(
     *,
-    port: int = 8000,
-    data: Path | None = None,
-    visit: float = 30.0,
-    pause: float = 0.5,
-    seconds: float | None = None,
+    port: Count = 8000,
+    data: Place = None,
+    visit: Seconds = 30.0,
+    pause: Seconds = 0.5,
+    seconds: Hours = None,
 ) -> None:
     """Serve the embedded model to three simulated cameras; Ctrl-C ends it.
 

@@ -79,21 +79,18 @@ class Drift:
 
     def expected(self, state: State) -> Expected:
         """A mean and a covariance for every block, and how much they usually change."""
-        tensors, blocks = {}, list(state.values["usual"])
-        for block in blocks:
-            width = f"width of {block}"
-            tensors[f"{block}.mean"] = Like((width,))
-            tensors[f"{block}.covariance"] = Like((width, width))
+        tensors = {}
+        for block in state.values["usual"]:
+            tensors[f"{block}.mean"] = Like((block,))
+            tensors[f"{block}.covariance"] = Like((block, block))
         return Expected(tensors, {"usual": mapped(number(low=0))})
 
     def import_state(self, state: State) -> None:
         """Continue from there."""
         self.usual = {int(block): drift for block, drift in state.values["usual"].items()}
         held = {name: tensor.detach().clone() for name, tensor in state.tensors.items()}
-        self.moments = {
-            block: TokenMoments(held[f"{block}.mean"], held[f"{block}.covariance"])
-            for block in self.usual
-        }
+        pairs = {b: (held[f"{b}.mean"], held[f"{b}.covariance"]) for b in self.usual}
+        self.moments = {block: TokenMoments(*pair) for block, pair in pairs.items()}
 
 
 @METHODS.register("pea")

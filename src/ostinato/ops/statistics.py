@@ -23,7 +23,7 @@ from ostinato.ops.colours import three_colours
 from ostinato.ops.files import write_atomically
 from ostinato.ops.gather import Gatherer
 from ostinato.ops.moments import BlockMoments
-from ostinato.ops.whitening import PLACING, Content
+from ostinato.ops.whitening import PLACING, WIDE, Content
 
 FORMAT = "ostinato-statistics"
 RANK = 256
@@ -98,6 +98,7 @@ class SourceStatistics:
         if self.content is not None:
             content = self.content
             tensors |= {f"content.{name}": getattr(content, name) for name in PLACING}
+            tensors |= {f"content.{name}": getattr(content, name).half() for name in WIDE}
             info["content_images"] = content.images
         kept = {
             name: (t if t.dtype == torch.half else t.float()).cpu().contiguous()
@@ -161,7 +162,7 @@ def _unpacked(tensors: dict[str, Tensor], info: dict[str, object]) -> SourceStat
         )
     content = None
     if all(f"content.{name}" in tensors for name in PLACING):
-        parts = [tensors[f"content.{name}"] for name in PLACING]
+        parts = [tensors[f"content.{name}"].float() for name in PLACING]
         content = Content(int(str(info["content_images"])), *parts)
     entropy = info.get("entropy")
     return SourceStatistics(

@@ -21,6 +21,8 @@ SHRINK = 0.2
 FOLDS = 5
 PLACING = ("mean", "scale", "turn", "centre", "whiten")
 """The tensors that descriptors are placed by."""
+WIDE = ("turn", "whiten")
+"""Those of them that files hold in half precision."""
 
 
 @dataclass(frozen=True)
@@ -60,8 +62,8 @@ class Content:
         bent = [bend(group @ turn) for group in groups]
         whiten = whitener(within(bent))
         unit = held_out(groups, whiten)
-        parts = (mean, scale, turn, bent[0].mean(0), whiten / unit**0.5)
-        return cls(len(values), *(part.float() for part in parts))
+        parts = (mean, scale, turn.half(), bent[0].mean(0), (whiten / unit**0.5).half())
+        return cls(len(values), *(part.float() for part in parts))  # files hold the wide ones so
 
     def to(self, device: torch.device | str) -> Content:
         """The same on another device, where descriptors can then be placed."""
