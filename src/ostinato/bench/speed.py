@@ -212,7 +212,11 @@ def measure_routing(
 
 @dataclass(frozen=True)
 class Timed:
-    """One batch: how long it took, whether it was learned from, who answered."""
+    """One batch: how long it took, whether it was learned from, who answered.
+
+    >>> Timed(0.02, learned=True, routed=None).learned
+    True
+    """
 
     seconds: float
     learned: bool

@@ -7,7 +7,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class CheckResult:
-    """One check's name and, where it failed, why."""
+    """One check's name and, where it failed, why.
+
+    >>> CheckResult("Reset is exact").problem is None
+    True
+    """
 
     name: str
     problem: str | None = None
@@ -15,7 +19,11 @@ class CheckResult:
 
 @dataclass(frozen=True)
 class CheckReport:
-    """All results for one method."""
+    """All results for one method.
+
+    >>> CheckReport("tent", (CheckResult("Reset is exact"),)).passed
+    True
+    """
 
     method: str
     results: tuple[CheckResult, ...]

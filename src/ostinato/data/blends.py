@@ -65,7 +65,11 @@ class MixedStream(DomainStream):
 
 
 class CorrelatedConfig(DomainsConfig):
-    """Settings of the correlated stream."""
+    """Settings of the correlated stream.
+
+    >>> CorrelatedConfig(dataset="embedded").concentration is None  # strictly by class
+    True
+    """
 
     concentration: float | None = Field(
         None, gt=0, description="Of the Dirichlet (0.1 is usual); None sorts strictly by class."
@@ -117,7 +121,11 @@ class CorrelatedStream(DomainStream):
 
 
 class CdcConfig(DomainsConfig):
-    """Settings of the continual dynamic change stream."""
+    """Settings of the continual dynamic change stream.
+
+    >>> CdcConfig(dataset="embedded").slots
+    3
+    """
 
     concentration: float = Field(1.0, gt=0, description="Of the Dirichlet over time.")
     slots: int = Field(3, ge=1, description="Stretches of time.")

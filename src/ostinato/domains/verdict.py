@@ -32,6 +32,11 @@ class View:
         spreads: (K,) each domain's usual squared distance, 1 on average.
         counts: (K,) images behind each.
         mix: (K,) what the latest traffic was made of.
+
+    >>> means, even = torch.tensor([[0.0], [9.0]]), torch.ones(2)
+    >>> known = View((0, 1), means, even, counts=50 * even, mix=0.5 * even)
+    >>> known.decide(torch.tensor([[0.5], [8.0], [60.0]])).owners()  # the last one is far from both
+    [0, 1, 0]
     """
 
     ids: tuple[int, ...]
@@ -82,6 +87,10 @@ class Verdict:
         distance: (B,) squared distance to it, 1 is usual.
         posterior: (B, K) over the view's domains.
         far: (B,) images that no known domain explains; the source answers them.
+
+    >>> one = torch.ones(1)
+    >>> Verdict(torch.tensor([3]), 9 * one, one[:, None], torch.tensor([True])).owners()
+    [0]
     """
 
     ids: Tensor
@@ -103,6 +112,9 @@ class Change:
         known: (B,) False for images seen before, which count once.
         founded: new domains, each with the one that it was split off.
         merged: (gone, into) pairs.
+
+    >>> Change(owners=[2], known=[True], founded={2: 0}).merged
+    ()
     """
 
     owners: list[int]

@@ -29,7 +29,11 @@ _CPU = torch.device("cpu")
 
 @dataclass(frozen=True, slots=True)
 class Retired:
-    """A domain that had to make room, and the one it was merged into (None: removed)."""
+    """A domain that had to make room, and the one it was merged into (None: removed).
+
+    >>> Retired(domain=3, into=1).into
+    1
+    """
 
     domain: int
     into: int | None

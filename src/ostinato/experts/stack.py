@@ -30,6 +30,9 @@ class Layout:
         blocks: per block, width, rank of its map (the width itself for a whole one) and how many
             prefix tokens there are.
         feeds: per feed-forward network, width and rank of the learned branch.
+
+    >>> Layout(blocks=((4, 4, 1),), feeds=((4, 2),)).matrices()  # a whole map, then a branch
+    [(4, 4), (4, 2), (2, 4)]
     """
 
     blocks: tuple[tuple[int, int, int], ...]

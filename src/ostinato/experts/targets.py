@@ -9,17 +9,16 @@ patch embeddings, patch merging and whatever lies inside an attention do not.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
 from torch import Tensor, nn
 
-from ostinato.errors import TargetError, did_you_mean
-from ostinato.ops.blocks import find_blocks, is_convolutional
+from ostinato.errors import TargetError
+from ostinato.ops.blocks import Choice, choose, find_blocks, is_convolutional
 
-Targets = str | Sequence[str] | Callable[[str, nn.Module], bool] | None
+Targets = Choice
 
 # Children by which an attention is known; every library uses some of them.
 _PROJECTIONS = frozenset(
@@ -39,6 +38,9 @@ class Target:
         dim: features D of that output.
         entry: the module that takes the FFN's input, where that is another one.
         channels_first: whether a 4-D output is (B, D, H, W).
+
+    >>> Target("blocks.0.mlp", nn.Linear(4, 4), dim=4).channels_first
+    False
     """
 
     name: str
@@ -69,8 +71,7 @@ def find_targets(model: nn.Module, targets: Targets = None) -> list[Target]:
         if not found:
             raise TargetError(f"No transformer FFN was found. {seen.hint()}")
         return found
-    chosen = _choose(seen, targets)
-    _refuse_nested(chosen)
+    chosen = choose(model, targets, "targets", seen.hint(), [ffn.name for ffn in seen.ffns])
     return [seen.target(name) for name in chosen]
 
 
@@ -194,48 +195,6 @@ class _Survey:
 def _some(names: list[str], most: int = 12) -> str:
     rest = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + rest
-
-
-def _choose(seen: _Survey, targets: Targets) -> list[str]:
-    names = [name for name in seen.modules if name]
-    if callable(targets):
-        chosen = [name for name in names if targets(name, seen.modules[name])]
-        if not chosen:
-            raise TargetError(f"The targets= predicate accepted no module. {seen.hint()}")
-        return chosen
-    wanted = [targets] if isinstance(targets, str) else list(targets or ())
-    if not wanted:
-        raise TargetError(f"targets= is empty. {seen.hint()}")
-    matched: set[str] = set()
-    for pattern in wanted:
-        found = _matching(pattern, names)
-        if not found:
-            near = did_you_mean(pattern, [t.name for t in seen.ffns] or names[:20])
-            raise TargetError(f"targets= {pattern!r} matches no module. {near} {seen.hint()}")
-        matched.update(found)
-    return [name for name in names if name in matched]
-
-
-def _matching(pattern: str, names: list[str]) -> list[str]:
-    if pattern in names:
-        return [pattern]
-    ends = [name for name in names if name.endswith(f".{pattern}")]
-    if ends:
-        return ends
-    try:
-        expression = re.compile(pattern)
-    except re.error as error:
-        raise TargetError(
-            f"targets= {pattern!r} is no module's name and no regular expression ({error})."
-        ) from None
-    return [name for name in names if expression.fullmatch(name)]
-
-
-def _refuse_nested(names: list[str]) -> None:
-    for outer in names:
-        for inner in names:
-            if inner.startswith(f"{outer}."):
-                raise TargetError(f"targets= chose {outer} and, inside it, {inner}: choose one.")
 
 
 def _is_attention(module: nn.Module) -> bool:

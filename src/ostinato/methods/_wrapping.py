@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -21,9 +22,9 @@ class Wrapping(Method):
     moved: bool = False
 
     @classmethod
+    @abstractmethod
     def choose(cls, config: Any) -> tuple[type[Method], MethodConfig]:
         """The inner method's class and its config; seed and precision are the wrapper's."""
-        raise NotImplementedError
 
     @classmethod
     def needs(cls, config: MethodConfig) -> frozenset[Need]:

@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from ostinato.errors import ConfigError, MissingResource
+from ostinato.errors import ConfigError
 from ostinato.methods.answering import Answering
 from ostinato.methods.contract import (
     Input,
@@ -69,7 +69,7 @@ class Method(Answering, Persistent, Moving, nn.Module):
         self.config: Any = (config or self.Config()).beside(model.base)
         self.resources = resources or Resources()
         self.targets = targets
-        self._check_needs()
+        self.resources.check(self.needs(self.config), self.name or type(self).__name__)
         self.fingerprint = fingerprint(model.base)
         claim(model.base, self)
         self.model = model
@@ -339,17 +339,3 @@ class Method(Answering, Persistent, Moving, nn.Module):
 
     def _annealing(self) -> float:
         return cosine(self.counters["steps"], self.config.total_steps)
-
-    def _check_needs(self) -> None:
-        needs = self.needs(self.config)
-        if "source statistics" in needs and self.resources.statistics is None:
-            raise MissingResource(
-                f"{self.name or type(self).__name__} needs source statistics: pass "
-                "statistics=ostinato.collect_statistics(model, clean_images) or the path of a "
-                "saved file."
-            )
-        if "prepared file" in needs and self.resources.prepared is None:
-            raise MissingResource(
-                f"{self.name} needs a prepared file: run 'ostinato prepare {self.name} "
-                "--model ... --data ... --out FILE' once, then pass prepared=FILE."
-            )

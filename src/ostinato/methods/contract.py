@@ -10,7 +10,7 @@ from pydantic import Field, PrivateAttr
 from torch import Tensor, nn
 
 from ostinato.config import Config, Seed
-from ostinato.errors import ConfigError, did_you_mean
+from ostinato.errors import ConfigError, MissingResource, did_you_mean
 from ostinato.models import check_classes
 from ostinato.ops.expect import check_finite
 from ostinato.ops.optim import OptimizerName
@@ -121,10 +121,29 @@ class Resources:
     statistics: SourceStatistics | None = None
     prepared: State | None = None
 
+    def check(self, needs: frozenset[Need], name: str) -> None:
+        """Raise a `MissingResource` that says what to do where a method needs more than this."""
+        if "source statistics" in needs and self.statistics is None:
+            raise MissingResource(
+                f"{name} needs source statistics: pass "
+                "statistics=ostinato.collect_statistics(model, clean_images) or the path of a "
+                "saved file."
+            )
+        if "prepared file" in needs and self.prepared is None:
+            raise MissingResource(
+                f"{name} needs a prepared file: run 'ostinato prepare {name} "
+                "--model ... --data ... --out FILE' once, then pass prepared=FILE."
+            )
+
 
 @dataclass(frozen=True)
 class Input:
-    """One batch as a method sees it: pixels in [0, 1], and the label space in use."""
+    """One batch as a method sees it: pixels in [0, 1], and the label space in use.
+
+    >>> import torch
+    >>> len(Input(torch.rand(2, 3, 8, 8)))
+    2
+    """
 
     pixels: Tensor
     classes: Tensor | None = None

@@ -8,6 +8,7 @@ have the source model back.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import Any
 
@@ -64,7 +65,7 @@ def renormed(x: Tensor, norm: _BatchNorm, mean: Tensor, variance: Tensor) -> Ten
     return (moved + norm.running_mean.float().view(shape)).to(x.dtype)
 
 
-class OtherStatistics:
+class OtherStatistics(ABC):
     """A hook on every batch norm of a model, until it is removed.
 
     Attributes:
@@ -82,9 +83,9 @@ class OtherStatistics:
         found = self.statistics(norm, inputs[0]) if self.on else None
         return None if found is None else (renormed(inputs[0], norm, *found), *inputs[1:])
 
+    @abstractmethod
     def statistics(self, norm: Any, x: Tensor) -> tuple[Tensor, Tensor] | None:
         """Mean and variance to normalise by; None keeps the norm's own."""
-        raise NotImplementedError
 
     def remove(self) -> None:
         """Back to the source's statistics."""

@@ -63,8 +63,18 @@ def choose_blocks(model: nn.Module, blocks: Choice) -> None:
         model.__dict__[_CHOSEN] = tuple(choose(model, blocks, "blocks"))
 
 
-def choose(model: nn.Module, wanted: Choice, what: str, hint: str = "") -> list[str]:
-    """The names that a choice picks, in the model's order; `what` names the argument in errors."""
+def choose(
+    model: nn.Module, wanted: Choice, what: str, hint: str = "", likely: Sequence[str] = ()
+) -> list[str]:
+    """The names that a choice picks, in the model's order.
+
+    Args:
+        model: any module.
+        wanted: a name or the end of one, a regular expression, a list of these, or a predicate.
+        what: names the argument in errors.
+        hint: what to pass instead, for errors.
+        likely: names that a mistyped one probably meant; all unless given.
+    """
     modules = {name: module for name, module in model.named_modules() if name}
     if callable(wanted):
         chosen = [name for name, module in modules.items() if wanted(name, module)]
@@ -78,7 +88,7 @@ def choose(model: nn.Module, wanted: Choice, what: str, hint: str = "") -> list[
         for pattern in patterns:
             found = _matching(pattern, list(modules), what)
             if not found:
-                near = did_you_mean(pattern, list(modules)[:200])
+                near = did_you_mean(pattern, list(likely) or list(modules)[:200])
                 raise TargetError(f"{what}= {pattern!r} matches no module. {near} {hint}".strip())
             matched.update(found)
         chosen = [name for name in modules if name in matched]

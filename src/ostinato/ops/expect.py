@@ -150,6 +150,9 @@ class Like:
         low: the least value allowed.
         high: the largest.
         optional: whether it may be missing.
+
+    >>> Like.of(torch.zeros(2, 3), low=0).shape
+    (2, 3)
     """
 
     shape: tuple[int | str, ...]

@@ -17,7 +17,11 @@ from ostinato.ops.snapshot import State
 
 @dataclass
 class Entry:
-    """What the bank knows of one kept image; `age` counts the images that came since."""
+    """What the bank knows of one kept image; `age` counts the images that came since.
+
+    >>> Entry(label=3, uncertainty=0.2).age
+    0
+    """
 
     label: int
     uncertainty: float

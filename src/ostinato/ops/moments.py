@@ -136,6 +136,11 @@ class BlockMap:
 
     Where `up` is empty, `down` is the whole matrix. Tensors are one domain's, or have a first
     dimension for one domain an image.
+
+    >>> none, line = torch.zeros(2, 2), torch.zeros(2)
+    >>> still = BlockMap(line, none, none[:0], line, torch.zeros(0, 2))
+    >>> still(torch.tensor([[[1.0, 2.0]]])).flatten().tolist()
+    [1.0, 2.0]
     """
 
     scale: Tensor

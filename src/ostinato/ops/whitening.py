@@ -36,6 +36,11 @@ class Content:
         turn: (d, d) from standardised descriptors to even coordinates.
         centre: (d,) where clean images lie once these are bent.
         whiten: (d, d) from bent coordinates to those in which content has spread one.
+
+    >>> clean = torch.randn(300, 4, generator=torch.Generator().manual_seed(0))
+    >>> placed = Content.of(clean).place(torch.cat([clean[:1], clean[:1] + 30]))
+    >>> bool(placed[1].norm() > 3 * placed[0].norm())
+    True
     """
 
     images: int

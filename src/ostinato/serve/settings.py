@@ -37,7 +37,11 @@ def check_name(name: str, what: str = "stream") -> str:
 
 
 class StreamOptions(Config):
-    """How one stream differs from the others."""
+    """How one stream differs from the others.
+
+    >>> StreamOptions(frozen=True).preset is None
+    True
+    """
 
     preset: Preset | None = Field(None, description="robust or forward-only; the server's if none")
     frozen: bool = Field(False, description="answers, and learns nothing")
@@ -56,7 +60,11 @@ class Limits(Config):
 
 
 class Batching(Config):
-    """How requests are gathered into common forwards."""
+    """How requests are gathered into common forwards.
+
+    >>> Batching(images=16).wait_ms
+    3.0
+    """
 
     images: int = Field(64, ge=1, description="images of a common forward")
     wait_ms: float = Field(3.0, ge=0, description="how long the first of them waits for others")
@@ -65,14 +73,22 @@ class Batching(Config):
 
 
 class Learning(Config):
-    """How much is learned behind the answers."""
+    """How much is learned behind the answers.
+
+    >>> Learning(share=0.2).queue
+    256
+    """
 
     share: float = Field(0.5, gt=0, le=1, description="share of time, while requests are waiting")
     queue: int = Field(256, ge=1, description="images of a stream that wait to be learned from")
 
 
 class Snapshots(Config):
-    """When states are written, and how many are kept."""
+    """When states are written, and how many are kept.
+
+    >>> Snapshots(seconds=5).keep
+    3
+    """
 
     updates: int = Field(500, ge=1, description="learned requests after which a state is written")
     seconds: float = Field(60.0, gt=0, description="seconds after which a changed one is written")
