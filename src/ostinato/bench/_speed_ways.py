@@ -179,7 +179,7 @@ def crowd(adapted: Any, domains: int) -> None:
             added = row if isinstance(row, Tensor) else torch.full((1,), row, dtype=known.dtype)
             setattr(router, name, torch.cat([known, added]))
         copied = type(bank.domains[last])(**vars(bank.domains[last]))
-        copied.recent, copied.waiting, copied.published = [], 0, None
+        copied.recent, copied.arrived, copied.waiting, copied.published = [], [], 0, None
         bank.domains[number] = copied
     router._view = None
     adapted._republish()
