@@ -291,7 +291,7 @@ def test_all_tiles_of_a_picture_take_its_router() -> None:
 
 @pytest.mark.parametrize("images", [1, 2])
 def test_becotta_learns_from_mosaics(images: int) -> None:
-    from ostinato.bench.mosaic import clear_mosaics, mosaic_model
+    from ostinato.data.mosaic import clear_mosaics, mosaic_model
 
     clear = clear_mosaics()
     pictures = torch.stack([clear.image(n) for n in range(4)]).float() / 255

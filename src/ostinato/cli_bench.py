@@ -86,8 +86,8 @@ def run_command(
         again: run even what is complete already.
         every: batches between checkpoints.
     """
-    from ostinato.bench.runner import resume, run
-    from ostinato.bench.spec import parse_data, parse_pairs
+    from ostinato.running.runner import resume, run
+    from ostinato.running.spec import parse_data, parse_pairs
 
     given: dict[str, Any] = {
         "model": model,
@@ -165,9 +165,9 @@ def table_command(
         jobs: rows that run side by side, each in a process of its own.
         factors: a file from 'ostinato search'; adds a row at the chosen rate to each method.
     """
-    from ostinato.bench.assemble import build_table
-    from ostinato.bench.request import Request, parse_only
-    from ostinato.bench.search import read_factors
+    from ostinato.tables.assemble import build_table
+    from ostinato.tables.request import Request, parse_only
+    from ostinato.tables.search import read_factors
 
     request = Request(
         scale=scale,
@@ -226,8 +226,8 @@ def search_command(
         memory: GiB of made batches to keep for the rows that follow.
         jobs: rows that run side by side, each in a process of its own.
     """
-    from ostinato.bench.request import Request, parse_only
-    from ostinato.bench.search import FACTORS, SUFFIX, search, write_factors
+    from ostinato.tables.request import Request, parse_only
+    from ostinato.tables.search import FACTORS, SUFFIX, search, write_factors
 
     request = Request(
         scale=scale,
@@ -250,7 +250,7 @@ def search_command(
 
 
 def _changes(root: str | None, weights: str | None, pairs: Words) -> dict[str, Any]:
-    from ostinato.bench.spec import merge, parse_pairs
+    from ostinato.running.spec import merge, parse_pairs
 
     given = {"roots": root, "weights": weights}
     return merge({k: v for k, v in given.items() if v is not None}, parse_pairs(pairs))
@@ -259,8 +259,8 @@ def _changes(root: str | None, weights: str | None, pairs: Words) -> dict[str, A
 def _show(result: Any, form: str, save: Path | None) -> None:
     from rich.console import Console
 
-    from ostinato.bench.render import render
-    from ostinato.bench.terminal import to_terminal
+    from ostinato.tables.render import render
+    from ostinato.tables.terminal import to_terminal
 
     if form == "terminal":
         console = Console()
@@ -294,9 +294,9 @@ def compare_command(
     """
     from rich.console import Console
 
-    from ostinato.bench.compare import compare
-    from ostinato.bench.comparison import comparison_table
-    from ostinato.bench.results import RunFolder
+    from ostinato.running.results import RunFolder
+    from ostinato.scoring.compare import compare
+    from ostinato.scoring.comparison import comparison_table
 
     records = {}
     for path in runs:
@@ -315,7 +315,7 @@ def compare_command(
 
 
 def _spec(path: Path | None, changes: dict[str, Any]) -> Any:
-    from ostinato.bench.spec import Spec, merge
+    from ostinato.running.spec import Spec, merge
 
     if path is None:
         return Spec.parse(changes)
@@ -334,7 +334,7 @@ def _command() -> str:
 
 def _gently(work: Any) -> Any:
     """Ctrl-C ends with the command that goes on, and the exit status of an interrupt."""
-    from ostinato.bench.runner import Interrupted
+    from ostinato.running.runner import Interrupted
 
     try:
         return work()

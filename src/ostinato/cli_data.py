@@ -18,8 +18,8 @@ def data_check_command(
     """
     from rich.console import Console
 
-    from ostinato.bench.spec import parse_pairs
     from ostinato.data.check import check
+    from ostinato.running.spec import parse_pairs
 
     report = check(name, root, samples, **parse_pairs(option))
     Console(soft_wrap=True).print(report)

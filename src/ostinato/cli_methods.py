@@ -38,13 +38,8 @@ def list_command(kind: Annotated[Kind, tyro.conf.Positional], markdown: bool = F
 
     Args:
         kind: which collection.
-        markdown: as Markdown; of methods, the whole page docs/methods.md with measured costs.
+        markdown: as a Markdown table.
     """
-    if markdown and kind == "methods":
-        from ostinato.bench.method_page import method_page
-
-        print(method_page(), end="")
-        return
     rows = remembered(kind, lambda: _listed(kind))
     if markdown:
         print(as_markdown(rows[0], rows[1:]))
@@ -55,7 +50,7 @@ def list_command(kind: Annotated[Kind, tyro.conf.Positional], markdown: bool = F
 
 
 def _listed(kind: Kind) -> list[list[str]]:
-    from ostinato.bench.catalogue import catalogue
+    from ostinato.catalogue import catalogue
 
     head, rows = catalogue(kind)
     return [list(row) for row in (head, *rows)]
@@ -97,10 +92,10 @@ def prepare_command(
         seed: of the choice of images, and of the method.
         device: cpu, cuda or auto.
     """
-    from ostinato.bench.fit import resolve_device
-    from ostinato.bench.models import check_model, load_model
-    from ostinato.bench.source_images import load_source, open_source
-    from ostinato.bench.spec import Spec, parse_pairs
+    from ostinato.models.loading import check_model, load_model
+    from ostinato.running.fit import resolve_device
+    from ostinato.running.source_images import load_source, open_source
+    from ostinato.running.spec import Spec, parse_pairs
 
     given = {"seed": seed, **parse_pairs(settings)}
     config = _check_preparation(method, preset, given, out)

@@ -52,11 +52,11 @@ def speed_command(
     """
     import torch
 
-    from ostinato.bench._speed_profile import profiler
-    from ostinato.bench._speed_ways import USUAL
-    from ostinato.bench.fit import resolve_device
-    from ostinato.bench.speed import measure_routing, measure_speed, measure_stream
     from ostinato.ops.files import check_writable
+    from ostinato.running.fit import resolve_device
+    from ostinato.speed.measure import measure_routing, measure_speed, measure_stream
+    from ostinato.speed.operators import profiler
+    from ostinato.speed.ways import USUAL
 
     for path in (profile, plot):
         if path is not None:
@@ -89,7 +89,7 @@ def speed_command(
             drawn[f"batch {count}, recurring stream"] = found
             _show(f"batch {count}: three rounds of {stream} domains × {stream_images}", found)
     if plot is not None:
-        from ostinato.bench._speed_plot import speed_figure
+        from ostinato.speed.plot import speed_figure
 
         plot.write_text(speed_figure(drawn), encoding="utf-8")
 
@@ -97,8 +97,8 @@ def speed_command(
 def _maker(
     model: str, weights: str | None, place: str
 ) -> tuple[Callable[[], Any], tuple[int, int, int]]:
-    from ostinato.bench.models import OWN, RANDOM, check_model, load_model
-    from ostinato.bench.spec import Spec
+    from ostinato.models.loading import OWN, RANDOM, check_model, load_model
+    from ostinato.running.spec import Spec
 
     chosen = weights or (None if model in OWN else RANDOM)
     spec = Spec.parse({"model": model, "weights": chosen, "device": place})
