@@ -398,6 +398,31 @@ def test_a_bare_command_shows_its_help(capsys: pytest.CaptureFixture[str]) -> No
     assert "--data [folder:DIR | NAME | KEY=VALUE ...]" in shown
 
 
+def test_a_new_command_is_one_file(tmp_path: Path) -> None:
+    """A file beside the others is all it takes to be listed, explained and run."""
+    (tmp_path / "greet.py").write_text(
+        "from ostinato.cli._command import command\n"
+        "from ostinato.cli._words import Named\n\n"
+        '@command("greet", "NAME: say hello", "start")\n'
+        "def greet_command(name: Named, /, *, loud: bool = False) -> None:\n"
+        '    """Say hello.\n\n    Args:\n        name: of whom.\n        loud: louder.\n    """\n'
+        "    print(f'hello {name}' + '!' * loud)\n"
+    )
+    code = (
+        "import sys, ostinato.cli\n"
+        f"ostinato.cli.__path__.append({str(tmp_path)!r})\n"
+        "ostinato.cli.main(sys.argv[1:])"
+    )
+
+    def said(*words: str) -> str:
+        line = [sys.executable, "-c", code, *words]
+        return subprocess.run(line, capture_output=True, text=True, check=True).stdout
+
+    assert "  greet        NAME: say hello\n" in said("--help")
+    assert "of whom" in said("greet")
+    assert said("greet", "Ada", "--loud") == "hello Ada!\n"
+
+
 def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--version") == 0
     assert capsys.readouterr().out == f"ostinato {ostinato.__version__}\n"

@@ -1,4 +1,4 @@
-"""The command `ostinato trial`. Heavy imports happen when it runs."""
+"""`ostinato trial`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Annotated
 
 import tyro
 
-from ostinato.cli_words import (
+from ostinato.cli._command import command
+from ostinato.cli._words import (
     Amount,
     Given,
     Names,
@@ -23,6 +24,7 @@ Folders = Annotated[tuple[str, ...], called("[NAME=DIR ...]")]
 Images = Annotated[str | None, called("DIR|NAME|FILE")]
 
 
+@command("trial", "should I use this? Your model and images in, a page out", "start")
 def trial_command(
     *,
     model: Given = "embedded",

@@ -1,32 +1,12 @@
-"""The commands for data sets: check what is there, fetch what is not."""
+"""`ostinato data fetch`."""
 
 from __future__ import annotations
 
-from ostinato.cli_words import Count, Named, Out, Words
+from ostinato.cli._command import command
+from ostinato.cli._words import Named, Out
 
 
-def data_check_command(
-    name: Named, /, *, root: Out, option: Words = (), samples: Count = 3
-) -> None:
-    """Is a data set there and whole? Layout, counts, a few decoded images; status 1 if not.
-
-    Args:
-        name: a data set; `ostinato list datasets` shows them.
-        root: the folder that holds it.
-        option: the data set's own options, such as split=val or subset=full.
-        samples: images a domain to decode as a test.
-    """
-    from rich.console import Console
-
-    from ostinato.data.check import check
-    from ostinato.running.spec import parse_pairs
-
-    report = check(name, root, samples, **parse_pairs(option))
-    Console(soft_wrap=True).print(report)
-    if not report.ok:
-        raise SystemExit(1)
-
-
+@command("data fetch", "NAME: download it, or say what only a person can do", "data")
 def data_fetch_command(
     name: Named,
     /,

@@ -1,17 +1,24 @@
-"""The command that measures speed; heavy imports happen when it runs."""
+"""`ostinato speed`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
-from ostinato.cli_words import Count, Counts, File, Given, Names, Weights
+from ostinato.cli._command import command
+from ostinato.cli._words import Count, Counts, File, Given, Names, Weights
 from ostinato.errors import ConfigError
 from ostinato.lines import columns
 
 HEAD = ("", "images/s", "ms a batch", "× forward", "p50 ms", "p99 ms", "learned", "expert", "MB")
 
 
+@command(
+    "speed",
+    "images per second and memory of a step, beside the forward alone",
+    "measuring",
+    alone=True,
+)
 def speed_command(
     *,
     model: Given = "vit_tiny_patch16_224",

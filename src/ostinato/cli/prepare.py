@@ -1,15 +1,13 @@
-"""The commands around methods: list what there is, prepare one."""
+"""`ostinato prepare`."""
 
 from __future__ import annotations
 
-import shutil
 import sys
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-import tyro
-
-from ostinato.cli_words import (
+from ostinato.cli._command import command
+from ostinato.cli._words import (
     Count,
     Given,
     Name,
@@ -22,40 +20,12 @@ from ostinato.cli_words import (
     Written,
 )
 from ostinato.errors import ConfigError
-from ostinato.lines import columns
-from ostinato.lines import markdown as as_markdown
-from ostinato.remembered import remembered
 
-Kind = Literal[
-    "methods", "datasets", "streams", "tables", "corruptions", "descriptors", "discriminators"
-]
 STATISTICS = "statistics"
 """What to prepare for methods that need source statistics."""
 
 
-def list_command(kind: Annotated[Kind, tyro.conf.Positional], markdown: bool = False) -> None:
-    """Show what is registered, one line each.
-
-    Args:
-        kind: which collection.
-        markdown: as a Markdown table.
-    """
-    rows = remembered(kind, lambda: _listed(kind))
-    if markdown:
-        print(as_markdown(rows[0], rows[1:]))
-        return
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    for line in columns(rows):
-        print(line[:width])
-
-
-def _listed(kind: Kind) -> list[list[str]]:
-    from ostinato.catalogue import catalogue
-
-    head, rows = catalogue(kind)
-    return [list(row) for row in (head, *rows)]
-
-
+@command("prepare", "METHOD: make what it needs from source images; a file", "methods")
 def prepare_command(
     method: Named,
     /,

@@ -1,19 +1,11 @@
-"""`ostinato serve-demo`: a server on the embedded model, and three cameras that talk to it."""
+"""Simulated cameras: each sends images of one weather after another to a server."""
 
 from __future__ import annotations
 
 import itertools
-import signal
-import tempfile
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
-from typing import Annotated
-
-import tyro
-
-from ostinato.cli_words import Count, Hours, Place
 
 CAMERAS = {
     "gate": ("clean", "gaussian_noise", "clean", "fog"),
@@ -26,56 +18,6 @@ IMAGES = 8
 """Of a request."""
 KEPT = 240
 """Different images of a camera."""
-
-
-Seconds = Annotated[float, tyro.conf.arg(metavar="NUMBER")]
-
-
-def serve_demo_command(
-    *,
-    port: Count = 8000,
-    data: Place = None,
-    visit: Seconds = 30.0,
-    pause: Seconds = 0.5,
-    seconds: Hours = None,
-) -> None:
-    """Serve the embedded model to three simulated cameras; Ctrl-C ends it.
-
-    Args:
-        port: of the page.
-        data: folder for states; a temporary one unless given.
-        visit: seconds that a camera stays with one weather.
-        pause: seconds between two requests of a camera.
-        seconds: end by itself after so long.
-    """
-    from ostinato.cli_serve import _check_extra
-
-    _check_extra()
-    from ostinato.serve.running import run
-    from ostinato.serve.settings import Settings
-
-    stopping = threading.Event()
-    with tempfile.TemporaryDirectory(prefix="ostinato-serve-") as folder:
-        chosen = Settings.parse(
-            {"port": port, "data": data or Path(folder), "thumbnails": True, "compare": 4}
-        )
-
-        def opened(address: str) -> None:
-            print(f"the page: {address}/   (Ctrl-C ends the demo)", flush=True)
-            for name, weathers in CAMERAS.items():
-                work = (address, name, weathers, visit, pause, stopping)
-                threading.Thread(target=camera, args=work, daemon=True).start()
-            if seconds is not None:
-                timer = threading.Timer(seconds, signal.raise_signal, (signal.SIGINT,))
-                timer.daemon = True
-                timer.start()
-
-        try:
-            run(chosen, opened)
-        except KeyboardInterrupt:
-            print("ended")
-        finally:
-            stopping.set()
 
 
 def camera(
