@@ -21,12 +21,12 @@ from torch import Tensor
 
 from ostinato.domains.discriminator import Evidence, make_discriminator
 from ostinato.experts.pool import ExpertPool
-from ostinato.methods._dual_expert_settings import PRESETS, DualExpertConfig
 from ostinato.methods.base import Input, Method, MethodConfig, MethodInfo, Objective
 from ostinato.methods.contract import Need
+from ostinato.methods.dual_expert.guard import CollapseGuard
+from ostinato.methods.dual_expert.settings import PRESETS, DualExpertConfig
 from ostinato.ops.colours import three_colours
 from ostinato.ops.features import FeatureTaps
-from ostinato.ops.guard import CollapseGuard
 from ostinato.ops.losses import confident_entropy, entropy_threshold, marginal
 from ostinato.ops.optim import make_optimizer
 from ostinato.registry import METHODS

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ostinato.methods.base import Input, Method, MethodConfig, MethodInfo, Objective
+from ostinato.methods.spa.weakened import PatchNoise, drop_low_frequencies, surer_divergence
 from ostinato.ops.heads import find_head
 from ostinato.ops.optim import OptimizerName, OptimizerState, make_optimizer
 from ostinato.ops.tokens import find_patches
 from ostinato.ops.trainable import Weights, norm_parameters
-from ostinato.ops.weakened import PatchNoise, drop_low_frequencies, surer_divergence
 from ostinato.registry import METHODS
 
 

@@ -10,9 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ostinato.methods.base import Input, Method, MethodConfig, MethodInfo, Objective
-from ostinato.models import VisionModel
-from ostinato.ops.blocks import find_blocks
-from ostinato.ops.colouring import (
+from ostinato.methods.pea.colouring import (
     REGULAR,
     TokenMoments,
     collect_colours,
@@ -22,6 +20,8 @@ from ostinato.ops.colouring import (
     relative,
     visiting,
 )
+from ostinato.models import VisionModel
+from ostinato.ops.blocks import find_blocks
 from ostinato.ops.expect import Expected, Like, mapped, number
 from ostinato.ops.features import FeatureTaps
 from ostinato.ops.losses import softmax_entropy

@@ -12,10 +12,10 @@ from torch.nn import functional as F
 from ostinato.errors import ConfigError
 from ostinato.methods.base import Input, Method, MethodConfig, MethodInfo, Objective
 from ostinato.methods.contract import Need
+from ostinato.methods.eata.fisher import anchor_penalty, fisher_diagonal
 from ostinato.models import VisionModel
 from ostinato.ops.classmean import ClassMean
 from ostinato.ops.consistency import masked_mean
-from ostinato.ops.fisher import anchor_penalty, fisher_diagonal
 from ostinato.ops.losses import entropy_threshold, softmax_entropy
 from ostinato.ops.optim import OptimizerName
 from ostinato.ops.snapshot import State

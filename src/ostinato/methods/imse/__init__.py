@@ -9,6 +9,15 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from ostinato.methods.base import Input, Method, MethodConfig, MethodInfo, Objective
+from ostinato.methods.imse.spectra import (
+    CodeBank,
+    Spectrum,
+    block_linears,
+    collect_look,
+    inputs_of,
+    read_look,
+    spread_of_use,
+)
 from ostinato.models import VisionModel
 from ostinato.ops.blocks import find_blocks
 from ostinato.ops.consistency import masked_mean
@@ -18,15 +27,6 @@ from ostinato.ops.optim import OptimizerName
 from ostinato.ops.sam import climbed
 from ostinato.ops.shifts import Look, ShiftDetector
 from ostinato.ops.snapshot import State
-from ostinato.ops.spectra import (
-    CodeBank,
-    Spectrum,
-    block_linears,
-    collect_look,
-    inputs_of,
-    read_look,
-    spread_of_use,
-)
 from ostinato.ops.teacher import Substitute
 from ostinato.ops.vectors import assign, flat
 from ostinato.registry import METHODS

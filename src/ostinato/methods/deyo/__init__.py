@@ -9,11 +9,11 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from ostinato.methods.base import Input, Method, MethodConfig, MethodInfo, Objective
+from ostinato.methods.deyo.shuffle import shuffle_patches
 from ostinato.ops.consistency import masked_mean
 from ostinato.ops.losses import entropy_threshold, softmax_entropy
 from ostinato.ops.optim import OptimizerName
 from ostinato.ops.rates import scale_rate
-from ostinato.ops.shuffle import shuffle_patches
 from ostinato.ops.trainable import norm_parameters
 from ostinato.registry import METHODS
 

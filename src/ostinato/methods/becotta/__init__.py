@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ostinato.methods.base import Input, Method, MethodConfig, MethodInfo, Objective
+from ostinato.methods.becotta.blended import after_blocks, domain_information, route_to
 from ostinato.methods.contract import Need
 from ostinato.models import VisionModel
 from ostinato.ops.augment import gaussian_blur
-from ostinato.ops.blended import after_blocks, domain_information, route_to
 from ostinato.ops.heads import select_classes
 from ostinato.ops.snapshot import State
 from ostinato.ops.style import image_moments, style_of

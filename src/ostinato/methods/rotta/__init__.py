@@ -7,12 +7,12 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from ostinato.methods.base import Input, Method, MethodConfig, MethodInfo, Objective
+from ostinato.methods.rotta.bank import BalancedBank
 from ostinato.ops.augment import cotta_view
 from ostinato.ops.batchnorm import FollowingStatistics, batch_norms
 from ostinato.ops.consistency import soft_cross_entropy
 from ostinato.ops.heads import select_classes
 from ostinato.ops.losses import softmax_entropy
-from ostinato.ops.memory import BalancedBank
 from ostinato.ops.optim import OptimizerName
 from ostinato.ops.snapshot import Scalars
 from ostinato.ops.teacher import Teacher
