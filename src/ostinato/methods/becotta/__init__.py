@@ -9,17 +9,18 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ostinato.methods.base import Input, Method, MethodConfig, MethodInfo, Objective
+from ostinato.methods._warmed import Warmed
+from ostinato.methods.base import Input, MethodConfig, MethodInfo, Objective
 from ostinato.methods.becotta.blended import after_blocks, domain_information, route_to
-from ostinato.methods.contract import Need
 from ostinato.models import VisionModel
+from ostinato.ops.adapters import Adapted
 from ostinato.ops.augment import gaussian_blur
 from ostinato.ops.heads import select_classes
 from ostinato.ops.snapshot import State
 from ostinato.ops.style import image_moments, style_of
 from ostinato.ops.teacher import Substitute, restore_
 from ostinato.ops.views import blend_labels, mean_probabilities
-from ostinato.ops.warmup import predictions, take_over, warm_up
+from ostinato.ops.warmup import predictions, warm_up
 from ostinato.registry import METHODS
 from ostinato.types import Decision
 
@@ -63,7 +64,7 @@ def look(moments: Tensor) -> Tensor:
 
 
 @METHODS.register("becotta")
-class Becotta(Method):
+class Becotta(Warmed):
     """Self-training of routed experts, with labels that views and the warmed start agree on."""
 
     name = "becotta"
@@ -87,10 +88,10 @@ class Becotta(Method):
     presets = {"acdc": {"lr": 6e-7, "restore": 0.01}}
 
     @classmethod
-    def needs(cls, config: MethodConfig) -> frozenset[Need]:
-        """Warmed experts, unless it starts without."""
-        assert isinstance(config, BecottaConfig)
-        return cls.info.needs if config.warmed else frozenset()
+    def beside(cls, model: VisionModel, config: Any, generator: torch.Generator) -> Adapted:
+        """Experts after every block, with a router for each of the domains."""
+        domains = len(DOMAINS)
+        return after_blocks(model, config.experts, config.chosen, config.rank, domains, generator)
 
     @classmethod
     def prepare(
@@ -100,9 +101,7 @@ class Becotta(Method):
         seed = torch.Generator().manual_seed(config.seed)
         if labels is None:
             labels = predictions(model, images, config.warm_batch)
-        adapted = after_blocks(
-            model, config.experts, config.chosen, config.rank, len(DOMAINS), seed
-        )
+        adapted = cls.beside(model, config, seed)
         for part in adapted.parts():
             part.noise = seed
 
@@ -141,14 +140,10 @@ class Becotta(Method):
 
     def configure(self) -> None:
         """Experts in place, and the styles that domains are recognised by."""
-        config, seed = self.config, self.random.generator
-        self.adapted = after_blocks(
-            self.model, config.experts, config.chosen, config.rank, len(DOMAINS), seed
-        )
+        super().configure()
         self.styles: Tensor | None = None
-        if config.warmed:
+        if self.config.warmed:
             assert self.resources.prepared is not None
-            take_over(self.adapted.added(), self.resources.prepared)
             self.styles = self.resources.prepared.tensors["styles"].to(self.model.device)
         self.untouched = Substitute(self.adapted, self.adapted.added())
         self.start = {name: p.detach().clone() for name, p in self.trainable().items()}
@@ -190,8 +185,3 @@ class Becotta(Method):
         """Some values go back to the warmed start's."""
         if self.config.restore > 0:
             restore_(self.trainable(), self.start, self.config.restore, self.random.generator)
-
-    def release(self) -> None:
-        """Take the experts out."""
-        if hasattr(self, "adapted"):
-            self.adapted.detach()
