@@ -29,7 +29,7 @@ class OstinatoConfig(MethodConfig):
     shared_rank: int = Field(64, ge=1, description="rank of the learned shared branch")
     domain_rank: int = Field(32, ge=1, description="rank of a domain's learned branch")
     entropy: float = Field(0.4, ge=0, description="weight of confident entropy beside alignment")
-    kappa: float = Field(0.5, gt=0, description="entropy, in ln C, above which nothing is learned")
+    kappa: float = Field(0.4, gt=0, description="entropy, in ln C, above which nothing is learned")
     settle: float = Field(20.0, gt=0, description="updates after which a rate has halved")
     micro: int = Field(50, ge=2, description="images of a domain that an update rests on")
     spare: int = Field(
@@ -75,6 +75,8 @@ class Domain:
         arrived: for each of them, the update of the state that brought it.
         waiting: how many of the latest have not been learned from.
         variety: entropy of the mean answer that its maps alone give; learned answers keep near it.
+        unsure: mean entropy of those answers, in nats; learned ones are given as sure as that.
+        temperature: what learned logits are divided by for that.
         used: the last update of the state in which it had an image.
         skipped: micro-batches passed over since its last update.
         usual: entropy of its answers, in ln C, as it usually is.
@@ -92,6 +94,8 @@ class Domain:
     waiting: int = 0
     used: int = 0
     variety: float = 0.0
+    unsure: float = 0.0
+    temperature: float = 1.0
     skipped: int = 0
     usual: float = 1.0
     excess: float = 0.0
@@ -114,6 +118,10 @@ class Domain:
     def learned_from(self, count: int) -> None:
         """So many of its images wait no longer."""
         self.waiting = max(self.waiting - count, 0)
+
+    def forget_learned(self) -> None:
+        """Go back to the maps alone."""
+        self.branches, self.temperature = None, 1.0
 
     def made(self) -> None:
         """The maps were made: wait for twice as many images, later four times as many."""
@@ -141,6 +149,7 @@ class Version:
         experts: by domain.
         shared: the learned branches that domains share.
         shares: by domain, what its maps move tokens by; its trust.
+        temperatures: by domain, what its logits are divided by.
     """
 
     number: int
@@ -148,6 +157,7 @@ class Version:
     experts: Mapping[int, Expert] = field(default_factory=dict)
     shared: tuple[Branch, ...] = ()
     shares: Mapping[int, float] = field(default_factory=dict)
+    temperatures: Mapping[int, float] = field(default_factory=dict)
 
 
 PRESETS: dict[str, dict[str, Any]] = {"robust": {"learn": True}, "forward-only": {"learn": False}}

@@ -16,7 +16,19 @@ from ostinato.ops.moments import BlockMap
 from ostinato.ops.snapshot import State
 
 BUFFERS = ("recent", "arrived", "latest")
-NUMBERS = ("due", "images", "share", "waiting", "used", "variety", "skipped", "usual", "excess")
+NUMBERS = (
+    "due",
+    "images",
+    "share",
+    "waiting",
+    "used",
+    "variety",
+    "unsure",
+    "temperature",
+    "skipped",
+    "usual",
+    "excess",
+)
 
 
 class DomainBank:
@@ -117,6 +129,7 @@ class DomainBank:
         kept.images += old.images
         if not kept.maps and old.maps:
             kept.maps, kept.share, kept.branches = old.maps, old.share, old.branches
+            kept.unsure, kept.temperature = old.unsure, old.temperature
         kept.recent = alike(old.recent + kept.recent)
         kept.arrived = (old.arrived + kept.arrived)[-len(kept.recent) :]
         kept.drop_oldest(max(len(kept.recent) - self.config.buffer, 0))
