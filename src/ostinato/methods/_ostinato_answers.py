@@ -106,17 +106,22 @@ class Answers(Learner):
         if answered is None:
             described = self._described(batch.pixels)
             return self._answer(batch, described), described
-        owners = answered.routed.owners.tolist()
-        return self._captured_output(batch, answered, owners, None), answered.described
+        owners, version = answered.routed.owners.tolist(), answered.placed.version
+        return self._captured_output(batch, answered, version, owners, None), answered.described
 
     def _captured_output(
-        self, batch: Input, answered: Answered, owners: Sequence[int], change: Change | None
+        self,
+        batch: Input,
+        answered: Answered,
+        version: Version,
+        owners: Sequence[int],
+        change: Change | None,
     ) -> StepOutput:
         logits = answered.logits
         if batch.classes is not None:
             logits = logits.index_select(1, batch.classes)
         distance = answered.routed.distance
-        return self._output(logits, self.version, owners, distance, change)
+        return self._output(logits, version, owners, distance, change)
 
     def _still_holds(self, answered: Answered, owners: Sequence[int]) -> bool:
         """Whether an answer sent off before a batch was taken in is what it would be after it."""

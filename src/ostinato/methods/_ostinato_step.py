@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +16,7 @@ from ostinato.experts.stack import Rows
 from ostinato.methods import _ostinato_capture as capture
 from ostinato.methods._ostinato_learning import Differentiated
 from ostinato.methods._ostinato_parts import Domain
+from ostinato.methods._ostinato_turns import KEPT, Size, Sizes, Turns, is_older, on
 from ostinato.ops.moments import BlockMap, moved
 
 Work = Callable[[Tensor, Acting, tuple[tuple[Branch, ...], ...]], Differentiated]
@@ -110,6 +110,7 @@ class StepCapture:
         row: the domain's.
         keep: what of a block's tokens the loss needs.
         pool: memory shared with other captures.
+        turns: of all captures in that memory.
     """
 
     def __init__(
@@ -121,7 +122,9 @@ class StepCapture:
         row: int,
         keep: Callable[[Tensor], Tensor],
         pool: Any,
+        turns: Turns,
     ) -> None:
+        self._turns = turns
         self.pixels = pixels.clone(memory_format=torch.contiguous_format)
         self.values = [group.value.clone() for group in groups]
         self.row = torch.tensor([row], device=pixels.device)
@@ -138,14 +141,21 @@ class StepCapture:
     def __call__(
         self, pixels: Tensor, row: int, groups: tuple[FlatBranches, FlatBranches]
     ) -> Differentiated:
-        """The gradients of a batch; they are valid until the next one."""
+        """The gradients of a batch; tensors are the caller's own."""
+        self._turns.begin(pixels.device)
         self.pixels.copy_(pixels)
         self.row.fill_(row)
         for value, group in zip(self.values, groups, strict=True):
             value.copy_(group.value)
         self._replay()
         logits, loss, grads = self.found
-        return logits.clone(), None if loss is None else loss.clone(), grads
+        own = (
+            logits.clone(),
+            None if loss is None else loss.clone(),
+            tuple(g.clone() for g in grads),
+        )
+        self._turns.end(pixels.device)
+        return own
 
 
 class StepCaptures:
@@ -158,8 +168,9 @@ class StepCaptures:
 
     def __init__(self, work: Work, keep: Callable[[Tensor], Tensor]) -> None:
         self._work, self._keep = work, keep
-        self._kept: dict[tuple[int, ...], tuple[Rows, StepCapture]] = {}
-        self._seen: Counter[tuple[int, ...]] = Counter()
+        self._kept: dict[Size, StepCapture] = {}
+        self._room: Rows | None = None
+        self._sizes, self._turns = Sizes(), Turns()
         self._lock = threading.Lock()
         self._pool: Any = None
         self.made = 0
@@ -169,20 +180,22 @@ class StepCaptures:
         self, pixels: Tensor, rows: Rows, row: int, groups: tuple[FlatBranches, FlatBranches]
     ) -> Differentiated | None:
         """Gradients of a batch whose size has come before; None where it is not captured."""
+        if self.refused is not None:
+            return None
         size = tuple(pixels.shape)
-        with self._lock:
-            self._seen[size] += 1
-            if self.refused is not None or self._seen[size] <= capture.SEEN:
+        with self._lock, on(pixels.device):
+            if not self._sizes.worth(size, self._kept) or is_older(rows, self._room):
                 return None
-            known = self._kept.get(size)
-            if known is None or known[0] is not rows:
+            if self._room is not rows:  # they grew: what is captured reads the old ones
+                self._kept, self._room = {}, rows
+            if size not in self._kept:
                 made = self._make(pixels, rows, row, groups)
                 if made is None:
                     return None
-                known = self._kept[size] = (rows, made)
-                while len(self._kept) > capture.KEPT:
-                    self._kept.pop(next(iter(self._kept)))
-            return known[1](pixels, row, groups)
+                if len(self._kept) >= KEPT:
+                    del self._kept[self._sizes.rarest(self._kept)]
+                self._kept[size] = made
+            return self._kept[size](pixels, row, groups)
 
     def _make(
         self, pixels: Tensor, rows: Rows, row: int, groups: tuple[FlatBranches, FlatBranches]
@@ -191,7 +204,10 @@ class StepCaptures:
             self._pool = torch.cuda.graph_pool_handle()
         self.made += 1
         try:
-            return StepCapture(self._work, groups, pixels, rows, row, self._keep, self._pool)
+            self._turns.begin(pixels.device)
+            return StepCapture(
+                self._work, groups, pixels, rows, row, self._keep, self._pool, self._turns
+            )
         except RuntimeError as error:  # a model that asks the host for numbers cannot be captured
             self.refused = str(error)
             return None
