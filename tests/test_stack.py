@@ -72,11 +72,38 @@ def test_rows_answer_as_experts_one_by_one(owners, shared, layout, kind):
     with torch.no_grad():
         with hooks.open(Pass(owners, known, shared)):
             plain = model(batch)
-        for alone in {single, None}:
-            scaled = tuple(Branch(one.down, SCALE * one.up) for one in shared)
-            with hooks.open(StackPass(index, stack.now, scaled, single=alone)):
+        scaled = tuple(Branch(one.down, SCALE * one.up) for one in shared)
+        for alone, at_once in {(single, False), (None, False), (None, True)}:
+            now = StackPass(index, stack.now, scaled, single=alone)
+            now.at_once = at_once  # as on a GPU
+            with hooks.open(now):
                 fast = model(batch)
             assert torch.allclose(fast, plain, rtol=KINDS[kind], atol=KINDS[kind])
+
+
+@pytest.mark.parametrize("at_once", [True, False], ids=["gathered at once", "layer by layer"])
+@pytest.mark.parametrize("alone", [True, False], ids=["one domain", "mixed"])
+def test_rows_in_half_precision_answer_as_experts_one_by_one(alone, at_once):
+    model, batch = small_model(), small_batches(1, size=6)[0]
+    known, shared = experts(WIDTH), learned(7, rank=8)
+    hooks, stack = Hooks(model), Stack(LAYOUT, "cpu", torch.bfloat16)
+    rows = stack.rows(known)
+    owners = [0] * 6 if alone else [0, 1, 2, None, 1, 0]
+    index = torch.tensor([0 if owner is None else rows[owner] for owner in owners])
+    scaled = tuple(Branch(one.down.bfloat16(), (SCALE * one.up).bfloat16()) for one in shared)
+    now = StackPass(index, stack.now, scaled, single=rows[0] if alone else None)
+    now.at_once = at_once
+    with torch.no_grad():
+        with hooks.open(Pass(owners, known, shared)):
+            exact = model(batch)
+        with torch.autocast("cpu", torch.bfloat16):
+            with hooks.open(Pass(owners, known, shared)):
+                plain = model(batch)
+            with hooks.open(now):
+                fast = model(batch)
+    off, usual = (float((one - exact).norm()) for one in (fast, plain))
+    assert off < 1.5 * usual  # no farther from full precision than half precision is anyway
+    assert off < 0.05 * float(exact.norm())
 
 
 def test_source_rows_are_the_source_to_the_bit():

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from ostinato.experts.flat import FlatBranches
-from ostinato.experts.routed import SCALE, Acting, Branch
-from ostinato.experts.stack import Rows
+from ostinato.experts.routed import Acting, Branch, side_by_side
+from ostinato.experts.stack import Rows, moved_by
 from ostinato.methods import _ostinato_capture as capture
 from ostinato.methods._ostinato_learning import Differentiated
 from ostinato.methods._ostinato_parts import Domain
 from ostinato.methods._ostinato_turns import KEPT, Size, Sizes, Turns, is_older, on
-from ostinato.ops.moments import BlockMap, moved
+from ostinato.ops.moments import BlockMap
 
 Work = Callable[[Tensor, Acting, tuple[tuple[Branch, ...], ...]], Differentiated]
 
@@ -73,30 +73,19 @@ class LearningPass:
     ) -> None:
         self.row, self.rows, self.shared, self.own = row, rows, shared, own
         self.keep, self.features = keep, list[Tensor]()
-
-    def _pick(self, part: Tensor, kind: torch.dtype) -> Tensor:
-        return part.index_select(0, self.row)[0].to(kind)
+        self._own: Rows | None = None
 
     def block(self, number: int, tokens: Tensor) -> Tensor:
         """Tokens after a block, moved by the domain's map."""
-        down, up, factor, shift, prefix = self.rows.block(number)
-        kind = tokens.dtype
-        half = torch.is_autocast_enabled(tokens.device.type)
-        product = down.dtype if half else kind
-        return moved(
-            tokens,
-            self._pick(factor, kind),
-            self._pick(down, product),
-            factor[:0] if up is None else self._pick(up, product),
-            self._pick(shift, kind),
-            self._pick(prefix, kind),
-        )
+        if self._own is None:
+            self._own = self.rows.of(self.row)
+        parts = self._own.block(number)
+        return moved_by([None if part is None else part[0] for part in parts], tokens)
 
-    def branch(self, number: int, z: Tensor) -> Tensor:
-        """What both branches add."""
-        one, two = self.shared[number], self.own[number]
-        both = Branch(torch.cat([one.down, two.down], 1), torch.cat([one.up, two.up], 0))
-        return SCALE * both(z)
+    def fed(self, number: int, output: Tensor) -> Tensor:
+        """The output with what both branches add."""
+        both = side_by_side((self.shared[number], self.own[number]))
+        return output + both(output).to(output.dtype)
 
 
 class StepCapture:
