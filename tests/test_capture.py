@@ -282,11 +282,29 @@ def test_a_model_that_cannot_be_captured_is_answered_plainly(captured, statistic
         raise RuntimeError("operation not permitted when stream is capturing")
 
     monkeypatch.setattr(capture, "record", refuse)
-    fast, plain = made(statistics, compile=True), made(statistics, compile=False)
-    for batch in shifted(5):
+    fast, plain = made(statistics, compile="auto"), made(statistics, compile=False)
+    told = made(statistics, compile=True)
+    batches = shifted(5)
+    for batch in batches:
         assert torch.equal(fast(batch), plain(batch))
     assert "capturing" in fast.captures.refused
     assert fast.captures.made == 1
+    told(batches[0])
+    told(batches[1])
+    with pytest.warns(UserWarning, match="capturing"):
+        told(batches[2])
+    assert torch.equal(told(batches[3]), told.predict(batches[3]))  # said once
+
+
+@trusting()
+def test_a_state_goes_between_captured_and_plain(captured, statistics, tmp_path):
+    fast, plain = made(statistics, compile="auto"), made(statistics, compile=False)
+    for batch in shifted(5):
+        fast.step(batch)
+    fast.save(tmp_path / "state", buffers=True)
+    plain.load(tmp_path / "state")
+    batch = shifted(6)[-1]
+    assert torch.allclose(plain.predict(batch), fast.predict(batch), atol=1e-5)
 
 
 @trusting()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
@@ -33,6 +34,7 @@ class Answers(Learner):
     publisher: Publisher
     captures: Captures
     step_captures: StepCaptures
+    _said = False
 
     def _publisher(self) -> Publisher:
         blocks = [(block.mean.numel(), block.prefix.shape[0]) for block in self.statistics.tokens]
@@ -74,7 +76,9 @@ class Answers(Learner):
         placed = self.publisher.placed(self.version)
         groups = (self.bank.shared, domain.branches)
         row = placed.table[number]
-        return self.step_captures.gradients(batch.pixels, placed.rows, row, groups)
+        found = self.step_captures.gradients(batch.pixels, placed.rows, row, groups)
+        self._say_refused(self.step_captures.refused)
+        return found
 
     def _start_step(self, batch: Input, domain: Domain) -> Started | None:
         """Send off the gradients of a batch that is expected to be a domain's."""
@@ -92,7 +96,15 @@ class Answers(Learner):
         """A captured answer on its way; None where the plain way is to be gone."""
         if not self._may_capture():
             return None
-        return self.captures.answer(batch.pixels, self.publisher.placed(self.version))
+        found = self.captures.answer(batch.pixels, self.publisher.placed(self.version))
+        self._say_refused(self.captures.refused)
+        return found
+
+    def _say_refused(self, why: str | None) -> None:
+        """Warn once that nothing is captured, where it was asked for."""
+        if why is not None and self.config.compile is True and not self._said:
+            self._said = True
+            warnings.warn(f"This model is answered without captures: {why}", stacklevel=2)
 
     def _may_capture(self) -> bool:
         gpu = self.model.device.type == "cuda"

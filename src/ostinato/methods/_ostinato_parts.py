@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from pydantic import Field
@@ -40,8 +40,10 @@ class OstinatoConfig(MethodConfig):
     apart: float = Field(5.5, gt=0, description="deviations between two domains")
     max_domains: int = Field(32, ge=2, description="domains that are kept, beside the source")
     buffer: int = Field(128, ge=8, description="latest images of a domain that maps are made from")
-    compile: bool = Field(
-        False, description="on a GPU, capture whole answers and updates where the model allows it"
+    compile: bool | Literal["auto"] = Field(
+        False,
+        description="on a GPU, capture whole answers and updates where the model allows it; "
+        "true warns where it does not, auto does not",
     )
     buffer_mb: float = Field(128.0, gt=0, description="megabytes that all buffers may take")
 

@@ -14,6 +14,8 @@ from ostinato.ops.trainable import Weights
 from ostinato.types import StepOutput
 
 S = TypeVar("S", bound=Stateful)
+WAYS = {"compile"}
+"""Settings that say how something is computed and not what: a state fits whatever they are."""
 
 
 class Persistent:
@@ -106,7 +108,7 @@ class Persistent:
         given, own = header.get("config"), mine["config"]
         if not isinstance(given, dict):
             raise StateError(f"{path} does not say which settings it was saved with.")
-        different = sorted(k for k in {*given, *own} if given.get(k) != own.get(k))
+        different = sorted(k for k in {*given, *own} - WAYS if given.get(k) != own.get(k))
         if different:
             shown = ", ".join(f"{k} = {given.get(k)!r}, here {own.get(k)!r}" for k in different)
             raise StateError(f"{path} was saved with other settings: {shown}.")
