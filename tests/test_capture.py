@@ -319,3 +319,17 @@ def test_a_copy_makes_captures_of_its_own(captured, statistics):
         answer = twin.predict(batch)
     assert twin.captures.made == 1
     assert torch.allclose(answer, method.predict(batch), atol=1e-5)
+
+
+@trusting()
+def test_an_expert_that_waits_on_the_host_comes_back_for_a_captured_answer(captured, statistics):
+    fast, plain = made(statistics, resident=1), made(statistics, compile=False)
+    for batch in traffic():
+        ours, theirs = fast.step(batch), plain.step(batch)
+        assert torch.allclose(ours.logits.cpu(), theirs.logits.cpu(), atol=1e-4)
+        assert (ours.domains, ours.trust) == (theirs.domains, theirs.trust)
+    for batch in (traffic()[0], traffic()[10], traffic()[0], traffic()[-1]):
+        assert torch.allclose(fast.predict(batch).cpu(), plain.predict(batch).cpu(), atol=1e-4)
+        assert fast.last.domains == plain.last.domains
+    assert fast.captures.made
+    assert fast.publisher.stack.growths == 0

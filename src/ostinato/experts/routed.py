@@ -64,6 +64,13 @@ class Expert:
     maps: tuple[BlockMap, ...] = ()
     branches: tuple[Branch, ...] = ()
 
+    def to(self, device: torch.device | str) -> Expert:
+        """The same on another device."""
+        return Expert(
+            tuple(one.to(device) for one in self.maps),
+            tuple(Branch(one.down.to(device), one.up.to(device)) for one in self.branches),
+        )
+
 
 class Acting(Protocol):
     """What hooks ask of a pass; see `Pass` and `experts.stack.StackPass`."""

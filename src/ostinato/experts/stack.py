@@ -1,8 +1,8 @@
 """All published experts side by side on the device, a row each: one gather serves any mix of them.
 
 Row 0 is the source's and does nothing. A row is written once, when an expert is first asked for,
-and belongs to it until nobody holds the expert any more; so whoever reads an older version goes on
-reading what it was. Rows grow by doubling.
+and belongs to it until nobody holds the row any more; so whoever reads an older version goes on
+reading what it was. Rows grow by doubling. Experts may lie on another device than rows do.
 """
 
 from __future__ import annotations
@@ -105,6 +105,19 @@ def _cut(flat: Tensor, shapes: Sequence[tuple[int, int]]) -> list[Tensor]:
     return found
 
 
+@dataclass(frozen=True, eq=False)
+class Row:
+    """An expert's place in a stack; it is the expert's for as long as somebody holds this.
+
+    Attributes:
+        number: which row.
+        expert: whose.
+    """
+
+    number: int
+    expert: Expert
+
+
 class Stack:
     """Rows of experts that are in use.
 
@@ -114,8 +127,8 @@ class Stack:
         kind: precision of the matrices.
 
     >>> stack = Stack(Layout(((4, 4, 1),), ((4, 2),)), "cpu")
-    >>> stack.rows([Expert()]), len(stack.now.matrices)
-    ([0], 8)
+    >>> stack.rows([Expert()])[0].number, len(stack.now.matrices)
+    (0, 8)
     """
 
     def __init__(
@@ -123,7 +136,8 @@ class Stack:
     ) -> None:
         self.layout = layout
         self._lock = threading.RLock()
-        self._known: dict[int, int] = {}
+        self._known: weakref.WeakValueDictionary[int, Row] = weakref.WeakValueDictionary()
+        self._source = Row(0, Expert())
         self._free = list(range(START - 1, 0, -1))
         self.growths = 0
         self.now = self._empty(START, device, kind)
@@ -143,27 +157,26 @@ class Stack:
                 made.block(number)[2].fill_(1.0)
         return made
 
-    def rows(self, experts: Sequence[Expert]) -> list[int]:
-        """The row of each expert; those not seen before are written now."""
+    def rows(self, experts: Sequence[Expert]) -> list[Row]:
+        """The row of each expert; those that have none are written now."""
         with self._lock:
             return [self._row(expert) for expert in experts]
 
-    def _row(self, expert: Expert) -> int:
+    def _row(self, expert: Expert) -> Row:
         if not expert.maps and not expert.branches:
-            return 0
+            return self._source
         row = self._known.get(id(expert))
         if row is None:
             if not self._free:
                 self._grow()
-            row = self._free.pop()
-            self._write(row, expert)
-            self._known[id(expert)] = row
-            weakref.finalize(expert, _forget, weakref.ref(self), id(expert))
+            row = self._known[id(expert)] = Row(self._free.pop(), expert)
+            self._write(row.number, expert)
+            weakref.finalize(row, _free, weakref.ref(self), row.number)
         return row
 
-    def _forget(self, key: int) -> None:
+    def _freed(self, number: int) -> None:
         with self._lock:
-            self._free.append(self._known.pop(key))
+            self._free.append(number)
 
     def _grow(self) -> None:
         old = self.now
@@ -180,20 +193,20 @@ class Stack:
         with torch.inference_mode(False), torch.no_grad():
             matrices: list[Tensor] = []
             vectors: list[Tensor] = []
+            like = expert.maps[0].shift if expert.maps else expert.branches[0].down
             for number, (width, rank, count) in enumerate(self.layout.blocks):
                 if not expert.maps:
-                    like = self.now.vectors
                     sizes = (1 + (rank < width)) * width * rank + width
                     matrices.append(like.new_zeros(sizes))
                     vectors += [like.new_ones(width), like.new_zeros(count * width)]
                     continue
                 one = expert.maps[number]
                 matrices += [one.down.flatten(), one.up.flatten(), one.shift]
-                factor = 1 + one.scale.to(self.now.vectors)
+                factor = 1 + one.scale.to(self.now.vectors.dtype)
                 vectors += [factor, one.prefix.flatten()]
             for number, (width, rank) in enumerate(self.layout.feeds):
                 if not expert.branches:
-                    matrices.append(self.now.vectors.new_zeros(2 * width * rank))
+                    matrices.append(like.new_zeros(2 * width * rank))
                     continue
                 branch = expert.branches[number]
                 matrices += [branch.down.flatten(), SCALE * branch.up.flatten()]
@@ -201,10 +214,10 @@ class Stack:
             self.now.vectors[row] = torch.cat(vectors).to(self.now.vectors)
 
 
-def _forget(stack: weakref.ref[Stack], key: int) -> None:
+def _free(stack: weakref.ref[Stack], number: int) -> None:
     found = stack()
     if found is not None:
-        found._forget(key)
+        found._freed(number)
 
 
 class StackPass:

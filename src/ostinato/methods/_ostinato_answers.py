@@ -45,7 +45,8 @@ class Answers(Learner):
         own = next((p.dtype for p in self.model.parameters() if p.is_floating_point()), torch.float)
         kind = torch.bfloat16 if self.config.precision == "bf16" else own
         assert self.statistics.content is not None
-        return Publisher(layout, self.statistics.content, self.model.device, kind)
+        where, resident = self.model.device, self.config.resident
+        return Publisher(layout, self.statistics.content, where, kind, resident)
 
     def _captures(self) -> Captures:
         def forward(pixels: Tensor, placed: Placed, index: Tensor) -> Tensor:
@@ -73,7 +74,7 @@ class Answers(Learner):
         known = self.version.experts.get(number)
         if known is None or known.maps is not domain.maps or domain.share <= 0:
             return None
-        placed = self.publisher.placed(self.version)
+        placed = self.publisher.placed(self.version, [number])
         groups = (self.bank.shared, domain.branches)
         row = placed.table[number]
         found = self.step_captures.gradients(batch.pixels, placed.rows, row, groups)
@@ -119,6 +120,8 @@ class Answers(Learner):
             described = self._described(batch.pixels)
             return self._answer(batch, described), described
         owners, version = answered.routed.owners.tolist(), answered.placed.version
+        if answered.placed.misses(owners):
+            return self._answer(batch, answered.described), answered.described
         return self._captured_output(batch, answered, version, owners, None), answered.described
 
     def _captured_output(
@@ -144,16 +147,20 @@ class Answers(Learner):
             for domain in set(owners)
         )
         shared = before.shared is now.shared or not (before.shared or now.shared)
+        same = same and not answered.placed.misses(owners)
         return same and shared and answered.routed.owners.tolist() == list(owners)
 
     def _answer(self, batch: Input, described: Tensor, change: Change | None = None) -> StepOutput:
         """Answer a batch; what was decided comes to the host once the forward is on its way."""
-        placed = self.publisher.placed(self.version)
+        placed = self.publisher.placed(self.version, () if change is None else change.owners)
         with torch.no_grad():
             routed = placed.routes(described)
             index = routed.rows if change is None else placed.index(change.owners)
             logits = self._forward(batch, placed, index)
         owners = routed.owners.tolist() if change is None else change.owners
+        if placed.misses(owners):  # an expert comes back from the host: answer once more, with it
+            placed = self.publisher.placed(placed.version, owners)
+            logits = self._forward(batch, placed, placed.index(owners))
         return self._output(logits, placed.version, owners, routed.distance, change)
 
     def _forward(self, batch: Input, placed: Placed, index: Tensor) -> Tensor:
@@ -169,6 +176,7 @@ class Answers(Learner):
         change: Change | None,
     ) -> StepOutput:
         founded = set(change.founded) if change is not None else set()
+        self.publisher.used(owners)
         usual = Counter(owners).most_common(1)[0][0]
         decision = Decision(
             domain=usual,

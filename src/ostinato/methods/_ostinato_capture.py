@@ -103,9 +103,9 @@ class Capture:
         self.pixels = pixels.clone(memory_format=torch.contiguous_format)
         routes = Routes(placed.routes.facts.clone(), placed.routes.content)
         shared = tuple(Branch(one.down.clone(), one.up.clone()) for one in placed.shared)
-        # Neither version is held on to, so that the rows of experts that are gone become free.
+        # Neither version nor rows are held on to: those of experts that are gone become free.
         bare = Version(0, placed.version.view)
-        self.placed = replace(placed, version=bare, routes=routes, shared=shared)
+        self.placed = replace(placed, version=bare, routes=routes, shared=shared, held=())
         self._loaded = (placed.routes, placed.shared)
         self.described, self._describe = record(lambda: describe(self.pixels), pool)
 

@@ -45,6 +45,9 @@ class OstinatoConfig(MethodConfig):
         description="on a GPU, capture whole answers and updates where the model allows it; "
         "true warns where it does not, auto does not",
     )
+    resident: int = Field(
+        64, ge=1, description="domains whose experts stay on a GPU; others wait in host memory"
+    )
     buffer_mb: float = Field(128.0, gt=0, description="megabytes that all buffers may take")
 
 
@@ -108,6 +111,14 @@ class Domain:
         """The maps were made: wait for twice as many images, later four times as many."""
         self.due = max(self.due, self.images)
         self.due *= 2 if self.due < 200 else 4
+
+    def move(self, device: torch.device | str) -> None:
+        """Let its expert go to another device; `torch.device` compares, so say which GPU."""
+        place = torch.device(device)
+        if any(one.shift.device != place for one in self.maps):
+            self.maps = tuple(one.to(place) for one in self.maps)
+        if self.branches is not None:
+            self.branches.move(place)
 
     def expert(self) -> Expert:
         """What is published of it: the same one for as long as nothing in it changes."""

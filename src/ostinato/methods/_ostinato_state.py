@@ -28,6 +28,9 @@ class DomainBank:
         changed: called after a state was taken over.
     """
 
+    finds_places = True
+    """A state is taken over from any device: experts not used lately stay in host memory."""
+
     def __init__(
         self,
         branches: Callable[[object], FlatBranches],
@@ -42,6 +45,7 @@ class DomainBank:
         self.domains: dict[int, Domain] = {}
         self.latest: list[Tensor] = []
         self.updates = 0
+        self._here: dict[int, None] = {}  # domains on the model's device, the last used last
         self.good: State | None = None  # the shared branches when answers were last sound
 
     def number(self, domain: Domain) -> int:
@@ -83,9 +87,21 @@ class DomainBank:
         domain = self.domains[number]
         self.updates += 1
         domain.used = self.updates
+        self._bring(number)
         if not counted:
             domain.add(images, self.config.buffer)
             self._bound()
+
+    def _bring(self, number: int) -> None:
+        """Let a domain's expert be where the model is; those used longest ago make room."""
+        self._here.pop(number, None)
+        self._here[number] = None
+        self.domains[number].move(self.shared.value.device)
+        while len(self._here) > self.config.resident:
+            gone = next(iter(self._here))
+            del self._here[gone]
+            if gone in self.domains:
+                self.domains[gone].move("cpu")
 
     def _bound(self) -> None:
         """Drop buffers of domains used longest ago while all take more than is allowed."""
@@ -160,10 +176,21 @@ class DomainBank:
         self.shared.import_state(state.part("shared"))
         for number in known["domains"]:
             self.domains[int(number)] = self._read(int(number), state.part(str(number)))
-        self.latest = list(state.tensors.get("latest", torch.empty(0)))
+        for number in sorted(self.domains, key=lambda one: self.domains[one].used):
+            self._here[number] = None
+        for number in list(self._here)[: -self.config.resident]:
+            del self._here[number]
+        for number, domain in self.domains.items():
+            domain.move(self.shared.value.device if number in self._here else "cpu")
+        self.latest = self._images(state, "latest")
         self.updates = int(known["updates"])
-        self.good = state.part("good").clone() if "good" in state.values else None
+        self.good = None
+        if "good" in state.values:
+            self.good = state.part("good").clone().to(self.shared.value.device)
         self._changed()
+
+    def _images(self, state: State, name: str) -> list[Tensor]:
+        return list(state.tensors.get(name, torch.empty(0)).to(self.shared.value.device))
 
     def _read(self, number: int, part: State) -> Domain:
         values = dict(part.values)
@@ -173,8 +200,9 @@ class DomainBank:
         )
         learned = values.pop("branches", None)
         domain = Domain(**values, maps=maps)
-        domain.recent = list(part.tensors.get("recent", torch.empty(0)))
+        domain.recent = self._images(part, "recent")
         if learned is not None:
             domain.branches = self._branches(number)
+            domain.branches.move("cpu")
             domain.branches.import_state(part.part("branches"))
         return domain

@@ -220,7 +220,7 @@ class Ostinato(Answers):
         started: Started | None,
     ) -> StepOutput:
         version = self.version
-        distance = self.publisher.placed(version).routes(described).distance
+        distance = self.publisher.placed(version, change.owners).routes(described).distance
         held = started is not None and started.holds(domain, self.bank.shared)
         found = started.found if started is not None and held else None
         logits, loss, updated = self._step(batch, domain, found)
@@ -287,7 +287,7 @@ class Ostinato(Answers):
         self._initial = self._initial.to(device)
         self.publisher = self._publisher()
         self.captures, self.step_captures = self._captures(), self._step_captures()
-        self.bank.import_state(self.bank.export_state().to(device))
+        self.bank.import_state(self.bank.export_state())
 
     def release(self) -> None:
         """Take the hooks off."""

@@ -14,7 +14,7 @@ from ostinato.ops.trainable import Weights
 from ostinato.types import StepOutput
 
 S = TypeVar("S", bound=Stateful)
-WAYS = {"compile"}
+WAYS = {"compile", "resident"}
 """Settings that say how something is computed and not what: a state fits whatever they are."""
 
 
@@ -58,7 +58,7 @@ class Persistent:
             before = self.export_state().clone()
             try:
                 # Files hold CPU tensors; what belongs there here (generators) goes back by itself.
-                self._import(state.to(self.model.device))
+                self._import(state)
                 check_taken(state, self.export_state())
             except BaseException as error:
                 self._import(before)
@@ -126,7 +126,10 @@ class Persistent:
 
     def _import(self, state: State) -> None:
         for name, thing in self._tracked.items():
-            thing.import_state(state.part(name))
+            part = state.part(name)
+            # What keeps some of its own in host memory brings everything to its place itself.
+            own = getattr(thing, "finds_places", False)
+            thing.import_state(part if own else part.to(self.model.device))
 
     def _header(self) -> dict[str, Any]:
         return {

@@ -155,6 +155,10 @@ class BlockMap:
         scale, down, up, shift, prefix = (part.to(tokens) for part in self.tensors())
         return moved(tokens, 1 + scale, down, up, shift, prefix)
 
+    def to(self, device: torch.device | str) -> BlockMap:
+        """The same numbers on another device."""
+        return BlockMap(*(part.to(device) for part in self.tensors()))
+
     def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """All five, in order."""
         return self.scale, self.down, self.up, self.shift, self.prefix
