@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from pydantic import Field
@@ -30,7 +30,7 @@ class OstinatoConfig(MethodConfig):
     domain_rank: int = Field(32, ge=1, description="rank of a domain's learned branch")
     entropy: float = Field(0.4, ge=0, description="weight of confident entropy beside alignment")
     kappa: float = Field(0.4, gt=0, description="entropy, in ln C, above which nothing is learned")
-    settle: float = Field(20.0, gt=0, description="updates after which a rate has halved")
+    settle: float = Field(10.0, gt=0, description="updates after which a rate has halved")
     micro: int = Field(50, ge=2, description="images of a domain that an update rests on")
     spare: int = Field(
         0, ge=0, description="micro-batches that a settled expert passes over between two updates"
@@ -39,8 +39,13 @@ class OstinatoConfig(MethodConfig):
     apart: float = Field(5.5, gt=0, description="deviations between two domains")
     max_domains: int = Field(32, ge=2, description="domains that are kept, beside the source")
     buffer: int = Field(128, ge=8, description="latest images of a domain that maps are made from")
-    compile: bool = Field(
-        False, description="on a GPU, capture whole answers and updates where the model allows it"
+    compile: bool | Literal["auto"] = Field(
+        False,
+        description="on a GPU, capture whole answers and updates where the model allows it; "
+        "true warns where it does not, auto does not",
+    )
+    resident: int = Field(
+        64, ge=1, description="domains whose experts stay on a GPU; others wait in host memory"
     )
     buffer_mb: float = Field(256.0, gt=0, description="megabytes that all buffers may take")
 
@@ -127,6 +132,14 @@ class Domain:
         """The maps were made: wait for twice as many images, later four times as many."""
         self.due = max(self.due, self.images)
         self.due *= 2 if self.due < 200 else 4
+
+    def move(self, device: torch.device | str) -> None:
+        """Let its expert go to another device; `torch.device` compares, so say which GPU."""
+        place = torch.device(device)
+        if any(one.shift.device != place for one in self.maps):
+            self.maps = tuple(one.to(place) for one in self.maps)
+        if self.branches is not None:
+            self.branches.move(place)
 
     def expert(self) -> Expert:
         """What is published of it: the same one for as long as nothing in it changes."""

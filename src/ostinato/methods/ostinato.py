@@ -41,6 +41,7 @@ from ostinato.methods._ostinato_step import Started
 from ostinato.methods.base import Input, MethodInfo
 from ostinato.methods.contract import MethodConfig, Need
 from ostinato.ops.moments import map_rank
+from ostinato.ops.precision import products
 from ostinato.ops.statistics import check_fits
 from ostinato.registry import METHODS
 from ostinato.types import StepOutput
@@ -152,7 +153,7 @@ class Ostinato(Answers):
         if ready is not None:
             return self._answer_and_learn(batch, described, change, ready, started)
         if answered is not None and self._still_holds(answered, change.owners):
-            output = self._captured_output(batch, answered, change.owners, change)
+            output = self._captured_output(batch, answered, self.version, change.owners, change)
         else:
             output = self._answer(batch, described, change)
         self._watch_all(change.owners, output.logits)
@@ -219,7 +220,7 @@ class Ostinato(Answers):
         started: Started | None,
     ) -> StepOutput:
         version = self.version
-        distance = self.publisher.placed(version).routes(described).distance
+        distance = self.publisher.placed(version, change.owners).routes(described).distance
         held = started is not None and started.holds(domain, self.bank.shared)
         found = started.found if started is not None and held else None
         logits, loss, updated = self._step(batch, domain, found)
@@ -265,8 +266,8 @@ class Ostinato(Answers):
     def learn(self) -> bool:
         """Take in what `predict` queued, and publish; whether anything was learned."""
         self._refuse_detached()
-        moved = False
-        with self._lock, torch.inference_mode(False), torch.enable_grad():
+        moved, exactness = False, products(self.config.precision)
+        with self._lock, torch.inference_mode(False), torch.enable_grad(), exactness:
             for _ in range(len(self.queue)):  # what comes meanwhile is the next call's
                 if not self.queue:
                     break  # a reset on the way
@@ -289,7 +290,7 @@ class Ostinato(Answers):
         self._initial = self._initial.to(device)
         self.publisher = self._publisher()
         self.captures, self.step_captures = self._captures(), self._step_captures()
-        self.bank.import_state(self.bank.export_state().to(device))
+        self.bank.import_state(self.bank.export_state())
 
     def release(self) -> None:
         """Take the hooks off."""
