@@ -22,11 +22,11 @@ from ostinato.data.stand_ins import EMBEDDED, TUNE, stand_in
 from ostinato.data.streams import Stream, build_stream
 from ostinato.errors import ConfigError, MissingResource
 from ostinato.methods.base import Method
-from ostinato.methods.contract import MethodConfig, resolve_config
+from ostinato.methods.choosing import choose_method, free_presets
+from ostinato.methods.contract import MethodConfig, Need, resolve_config
 from ostinato.models.loading import OWN, check_model, load_model
 from ostinato.ops.snapshot import State, load_state, save_state
 from ostinato.ops.statistics import SourceStatistics
-from ostinato.own import OURS, choose_method
 from ostinato.registry import METHODS, STREAMS
 from ostinato.running.fit import (
     check_device,
@@ -280,10 +280,8 @@ def _preset(spec: Spec) -> str | None:
     return choose_method(spec.method, spec.preset, spec.statistics is not None)[1]
 
 
-def _other_preset(kind: type[Method], need: str) -> str:
-    free = [name for name in kind.presets if need not in kind.needs(resolve_config(kind, name, {}))]
-    if kind.name in OURS:
-        free.append("source-free")
+def _other_preset(kind: type[Method], need: Need) -> str:
+    free = free_presets(kind.name, need)
     return f", or choose preset = {free[-1]}" if free else ""
 
 

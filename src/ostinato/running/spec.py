@@ -9,10 +9,10 @@ from pydantic import Field, field_validator, model_validator
 
 from ostinato.config import Config, Seed
 from ostinato.errors import ConfigError
+from ostinato.methods.choosing import choose_method, is_own, owner_of
 from ostinato.models import Normalize
 from ostinato.models.dense import check_scales, check_windows
 from ostinato.ops.precision import Precision
-from ostinato.own import METHOD_OF, OURS, choose_method
 from ostinato.text import DEEPEST, parse_yaml
 
 SEEDS = (2025, 2026, 2027)
@@ -95,9 +95,9 @@ class Spec(Config):
         given, preset = values.get("method"), values.get("preset")
         if not all(value is None or isinstance(value, str) for value in (given, preset)):
             return values
-        if given is None and preset is not None and preset not in METHOD_OF:
+        if given is None and preset is not None and owner_of(preset) is None:
             return values
-        if given is not None and (preset is None or given not in OURS):
+        if given is not None and (preset is None or not is_own(given)):
             return values
         method, preset = choose_method(given, preset, values.get("statistics") is not None)
         return {**values, "method": method, "preset": preset}

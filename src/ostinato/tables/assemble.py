@@ -8,8 +8,8 @@ from dataclasses import replace
 from rich.console import Console
 
 from ostinato.errors import ConfigError, MissingResource, OstinatoError, UnknownName
+from ostinato.methods.choosing import choose_method, is_own
 from ostinato.methods.contract import resolve_config
-from ostinato.own import OURS, choose_method
 from ostinato.registry import METHODS, TABLES
 from ostinato.running.job import check_spec
 from ostinato.running.spec import Spec, merge, split_label
@@ -24,7 +24,6 @@ from ostinato.tables.seeds import seed_note
 from ostinato.tables.table import Measure, Part, Table, Variant
 from ostinato.tables.tables import METHODS_FULL
 
-PAPER = "paper"
 _BESIDE = "img/s: up to {} rows ran side by side on one machine; alone, each is faster."
 
 
@@ -89,17 +88,17 @@ def _candidates(table: Table, request: Request) -> list[Variant]:
     if table.variants:
         if request.methods:
             raise ConfigError(f"{table.name} has rows of its own; choose a preset instead.")
-        preset = request.preset or (PAPER if request.scale == "full" else "source-free")
+        preset = request.preset or table.variant_presets[request.scale]
         rows = [
-            v if v.method == "source" or v.preset else replace(v, preset=preset)
+            v if v.preset or not METHODS[v.method].presets else replace(v, preset=preset)
             for v in table.variants
         ]
-        return [replace(v, cosine=v.preset == PAPER) for v in rows]
+        return [replace(v, cosine=v.preset in METHODS[v.method].info.annealed) for v in rows]
     usual = table.methods or METHODS_FULL
     labels = request.methods or usual
     if labels == ("all",):
         others = [n for n in METHODS.names() if n not in {split_label(u)[0] for u in usual}]
-        ours = [label for label in usual if split_label(label)[0] in OURS]
+        ours = [label for label in usual if is_own(split_label(label)[0])]
         labels = (*(u for u in usual if u not in ours), *others, *ours)
     found = []
     for label in labels:
@@ -123,7 +122,7 @@ def at_factor(variant: Variant, factor: float) -> Variant:
 
 def _variant(table: Table, label: str) -> Variant:
     name, preset = split_label(label)
-    if name in OURS and preset is not None:
+    if is_own(name) and preset is not None:
         name, preset = choose_method(name, preset, statistics=True)
     if name not in METHODS:
         return Variant(label, name, preset)
@@ -131,11 +130,11 @@ def _variant(table: Table, label: str) -> Variant:
     title = str(kind.info.title)
     if preset is None and table.preset in kind.presets:
         preset = table.preset
-    elif preset != table.preset and preset is not None and name not in OURS:
+    elif preset != table.preset and preset is not None and not kind.info.own:
         title = f"{title}, {preset}"  # beside its row under the table's own preset
-    if name in OURS:
+    if kind.info.own:
         title = f"{title} {preset or ''}".strip()
-    return Variant(title, name, preset, cosine=preset == PAPER)
+    return Variant(title, name, preset, cosine=preset in kind.info.annealed)
 
 
 def _check_task(table: Table, variant: Variant) -> None:
