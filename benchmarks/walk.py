@@ -128,9 +128,10 @@ def main() -> None:
     row = one_row()
     print(
         f"one row of one table: {len(row.modules)} modules, spec checked "
-        f"{row.times('check_spec')} times, settings resolved {row.times('resolve_config')} times, "
+        f"{row.times('_look_up')} times, settings resolved {row.times('resolve_config')} times, "
         f"printed figures read {row.times('printed')} times"
     )
+    print("  " + ", ".join(sorted(name.partition(".")[2] for name in row.modules)))
     print(f"public names: {public_names()}")
 
 

@@ -18,7 +18,7 @@ from ostinato.checks import small_model
 from ostinato.config import Config
 from ostinato.errors import ConfigError, OstinatoError, UnknownName
 from ostinato.registry import METHODS, TABLES, Registry
-from ostinato.tables.assemble import choose
+from ostinato.tables.plan import plan_table
 from ostinato.tables.request import Request
 
 
@@ -130,7 +130,7 @@ def test_a_new_method_is_one_file_or_one_folder(
     try:
         names = [row[0] for row in catalogue("methods")[1]]
         assert {"tamer", "tamest"} <= set(names)
-        rows, _ = choose(TABLES["imagenet-c"], Request(methods=("tamer", "tamest")))
+        rows = plan_table(TABLES["imagenet-c"], Request(methods=("tamer", "tamest"))).variants
         assert [row.method for row in rows] == ["tamer", "tamest"]
         adapted = ostinato.adapt(small_model(), "tamest")
         assert adapted(torch.rand(2, 3, 32, 32)).isfinite().all()

@@ -38,7 +38,7 @@ from ostinato.running.fit import (
 )
 from ostinato.running.provenance import hash_names, hash_tensors, spec_hash
 from ostinato.running.run_files import make_folder
-from ostinato.running.spec import Spec
+from ostinato.running.spec import CheckedSpec, Spec
 
 PREPARED = "prepared.safetensors"
 PLUS = ("imagenet-v2", "imagenet-a", "imagenet-r", "imagenet-sketch")
@@ -177,8 +177,19 @@ class Job:
         return images, labels
 
 
+def check(spec: Spec) -> CheckedSpec:
+    """The spec with its names and settings looked up, once for all that is done with it."""
+    return spec if isinstance(spec, CheckedSpec) else CheckedSpec.of(spec, check_spec(spec))
+
+
 def check_spec(spec: Spec) -> MethodConfig:
     """Look every name and setting up; nothing is opened. Returns the method's settings."""
+    if isinstance(spec, CheckedSpec):
+        return spec.config
+    return _look_up(spec)
+
+
+def _look_up(spec: Spec) -> MethodConfig:
     kind, shape = METHODS[spec.method], STREAMS[spec.stream]
     check_model(spec)
     options = {**_with_default_data(spec), "batch_size": spec.batch_size}
