@@ -14,6 +14,7 @@ from ostinato.methods._ostinato_maps import MapMaker
 from ostinato.methods._ostinato_pace import MARGIN, passed_over, unsureness, usual_after
 from ostinato.methods._ostinato_parts import Domain
 from ostinato.methods._ostinato_state import DomainBank
+from ostinato.methods._ostinato_temperature import warmed
 from ostinato.methods.base import Input
 from ostinato.ops.features import pool_tokens
 from ostinato.ops.losses import distribution_entropy, entropy_threshold, softmax_entropy
@@ -79,6 +80,7 @@ class Learner(MapMaker):
         if domain.branches is None:
             domain.branches = self._new_branches(self.bank.number(domain))
         domain.skipped = 0
+        domain.move(self.model.device)
         groups = [self.bank.shared, domain.branches]
         logits, loss, grads = found or self._gradients(batch, domain)
         if loss is None:
@@ -87,6 +89,7 @@ class Learner(MapMaker):
             return self._mapped(batch, domain), float(loss), False
         if not all(bool(grad.isfinite().all()) for grad in grads):
             return logits, None, False
+        domain.temperature = warmed(domain.temperature, logits, domain.unsure)
         for group, grad in zip(groups, grads, strict=True):
             pace = self.config.lr / (1 + group.updates / self.config.settle)
             group.step(grad, lr=pace)
@@ -134,7 +137,7 @@ class Learner(MapMaker):
         if variety >= KEEP * domain.variety:
             return True
         own = domain.branches is not None and domain.branches.updates > 0
-        domain.branches = None
+        domain.forget_learned()
         if own:
             self.events.append(f"rolled back domain {self.bank.number(domain)}")
         else:

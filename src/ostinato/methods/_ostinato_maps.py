@@ -51,6 +51,7 @@ class MapMaker(Method):
             tried.append((doubt(answers, source), share, tuple(made), answers))
         _, domain.share, domain.maps, answers = min(tried, key=lambda one: one[0])
         domain.variety = float(distribution_entropy(answers[-self.config.micro :].mean(0)))
+        domain.unsure = float(torch.special.entr(answers).sum(1).mean())
         if domain.branches is not None and domain.maps:
             made = []  # once more with what was learned: moments belong to what feeds a block
             self._probabilities(batch, Expert((), domain.branches.branches()), made, domain.share)
