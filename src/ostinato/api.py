@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from ostinato.domains.texture import Texture
 from ostinato.errors import ConfigError, MissingResource, OstinatoError
 from ostinato.methods.base import Method, Resources
+from ostinato.methods.choosing import choose_method
 from ostinato.methods.contract import check_resources, resolve_config
 from ostinato.models import Normalize, Triple, VisionModel, check_module, fingerprint
 from ostinato.ops.batches import Images, image_batches
@@ -19,7 +20,6 @@ from ostinato.ops.colours import three_colours
 from ostinato.ops.snapshot import State, load_state
 from ostinato.ops.statistics import SourceStatistics, collect
 from ostinato.ops.trainable import Flags
-from ostinato.own import choose_method
 from ostinato.registry import METHODS
 
 

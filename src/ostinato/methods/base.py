@@ -50,6 +50,8 @@ class Method(Answering, Persistent, Moving, nn.Module):
     Config: ClassVar[type[MethodConfig]] = MethodConfig
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     name: ClassVar[str] = ""
+    default_preset: ClassVar[str | None] = None
+    """The preset that is meant where none is named; None for the plain defaults."""
     rates: ClassVar[tuple[str, ...]] = ("lr",)
     """The settings that say how fast it learns online."""
     example: ClassVar[Mapping[str, Any]] = {}

@@ -71,8 +71,11 @@ class Ostinato(Answers):
         tasks=frozenset({"classification", "segmentation"}),
         needs=frozenset({"source statistics"}),
         differences="none: this is its release",
+        own=True,
+        colours={"robust": 0, "forward-only": 2},
     )
     presets = PRESETS
+    default_preset = "robust"
     example = {"micro": 8, "enough": 8}
     follows = True
 

@@ -22,7 +22,7 @@ from ostinato.errors import ConfigError
 from ostinato.methods.base import Method
 from ostinato.ops.views import innermost
 from ostinato.running.diagnostics import write_diagnostics
-from ostinato.running.job import Job, check_spec, open_job, resolve
+from ostinato.running.job import Job, check, open_job, resolve
 from ostinato.running.progress import RunProgress
 from ostinato.running.provenance import Provenance, hash_tensors, spec_hash
 from ostinato.running.results import RunFolder, find_run
@@ -77,8 +77,7 @@ def run(
     console = console or Console(stderr=True)
     if stream is not None and len(spec.seeds) > 1:
         raise ConfigError("A stream that is open already belongs to one seed: pass spec.runs().")
-    for one in spec.runs():
-        check_spec(one)
+    spec = check(spec)
     # One job at a time, so that only one model is in memory.
     return [
         _run_job(open_job(one, stream), Path(out), again, every, console, quiet, finish)
