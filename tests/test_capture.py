@@ -13,7 +13,6 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ostinato.api import adapt
-from ostinato.bench._speed_ways import trusting
 from ostinato.checks import small_model
 from ostinato.experts.stack import StackPass
 from ostinato.methods import _ostinato_capture as capture
@@ -21,6 +20,7 @@ from ostinato.methods import _ostinato_turns as turns
 from ostinato.methods._ostinato_answers import Answers
 from ostinato.methods._ostinato_published import Placed
 from ostinato.methods.base import Input
+from ostinato.speed.ways import trusting
 
 kit = runpy.run_path(str(Path(__file__).with_name("_ostinato_small.py")))
 clean, shifted = kit["clean"], kit["shifted"]

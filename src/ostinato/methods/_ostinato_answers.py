@@ -19,6 +19,7 @@ from ostinato.methods._ostinato_learning import Differentiated, Learner
 from ostinato.methods._ostinato_parts import Domain, Version
 from ostinato.methods._ostinato_published import Placed, Publisher
 from ostinato.methods._ostinato_step import Started, StepCaptures
+from ostinato.methods._ostinato_temperature import tempered
 from ostinato.methods.base import Input
 from ostinato.ops.colours import three_colours
 from ostinato.ops.features import pool_tokens
@@ -187,7 +188,7 @@ class Answers(Learner):
             per_sample=tuple(owners),
         )
         return StepOutput(
-            logits=logits.detach().float(),
+            logits=tempered(logits.detach().float(), owners, version.temperatures),
             decision=decision,
             used=len(owners),
             events=() if change is None else tuple(self.events),

@@ -9,7 +9,7 @@ alone, not on the company it is answered in.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +21,7 @@ from ostinato.experts.routed import Branch, Expert, Hooks
 from ostinato.experts.stack import Layout, Row, Rows, Stack, StackPass
 from ostinato.methods._ostinato_parts import Domain, OstinatoConfig, Version
 from ostinato.methods._ostinato_published import Publisher
+from ostinato.methods._ostinato_temperature import tempered
 from ostinato.methods.base import Resources
 from ostinato.methods.ostinato import Ostinato
 from ostinato.models import Normalize, VisionModel, fingerprint
@@ -199,6 +200,7 @@ class Prepared:
         answers: per question, everything but logits.
         places: per question, where its images are.
         again: per question, where the source's answers are, if it asked for them.
+        temperatures: per question, those of its version.
     """
 
     model: SharedModel
@@ -209,6 +211,7 @@ class Prepared:
     answers: list[dict[str, Any]]
     places: list[range]
     again: list[list[int] | None]
+    temperatures: list[Mapping[int, float]]
 
     @torch.no_grad()
     def run(self) -> list[Answer]:
@@ -226,9 +229,11 @@ class Prepared:
         ):
             logits = self.model(self.pixels).float().cpu()
         found = []
-        for parts, place, again in zip(self.answers, self.places, self.again, strict=True):
+        told = zip(self.answers, self.places, self.again, self.temperatures, strict=True)
+        for parts, place, again, heat in told:
             source = None if again is None else logits[again]
-            found.append(Answer(logits[place.start : place.stop], source=source, **parts))
+            own = tempered(logits[place.start : place.stop], parts["domains"], heat)
+            found.append(Answer(own, source=source, **parts))
         return found
 
 
@@ -266,7 +271,10 @@ def prepare(model: SharedModel, questions: Sequence[Question]) -> Prepared:
     held = model.stack.rows(experts)
     table = {id(row.expert): row.number for row in held}
     index = [0 if one is None else table[id(one)] for one in owners] + [0] * len(doubled)
-    return Prepared(model, pixels, index, model.stack.now, held, answers, places, again)
+    temperatures = [question.asked.version.temperatures for question in questions]
+    return Prepared(
+        model, pixels, index, model.stack.now, held, answers, places, again, temperatures
+    )
 
 
 def _asked(owners: Sequence[Expert | None], row: int, count: int, doubled: list[int]) -> int:

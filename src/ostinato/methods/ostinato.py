@@ -224,9 +224,11 @@ class Ostinato(Answers):
         held = started is not None and started.holds(domain, self.bank.shared)
         found = started.found if started is not None and held else None
         logits, loss, updated = self._step(batch, domain, found)
-        domain.waiting = 0
+        domain.learned_from(len(change.owners))
         self._watch(domain, logits.detach())
         self._republish()
+        if domain.branches is None:  # forgotten: its maps answered
+            version = replace(version, temperatures={})
         output = self._output(logits, version, change.owners, distance, change)
         return replace(output, loss=loss, updated=updated)
 
@@ -243,6 +245,7 @@ class Ostinato(Answers):
             {number: domain.expert() for number, domain in self.bank.domains.items()},
             shared,
             {number: domain.share for number, domain in self.bank.domains.items()},
+            {number: one.temperature for number, one in self.bank.domains.items() if one.maps},
         )
 
     def _taken_over(self) -> None:
