@@ -30,7 +30,7 @@ class OstinatoConfig(MethodConfig):
     domain_rank: int = Field(32, ge=1, description="rank of a domain's learned branch")
     entropy: float = Field(0.4, ge=0, description="weight of confident entropy beside alignment")
     kappa: float = Field(0.4, gt=0, description="entropy, in ln C, above which nothing is learned")
-    settle: float = Field(20.0, gt=0, description="updates after which a rate has halved")
+    settle: float = Field(10.0, gt=0, description="updates after which a rate has halved")
     micro: int = Field(50, ge=2, description="images of a domain that an update rests on")
     spare: int = Field(
         0, ge=0, description="micro-batches that a settled expert passes over between two updates"
