@@ -21,8 +21,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from ostinato.bench._speed_traffic import Traffic
-from ostinato.bench._speed_ways import trusting
 from torch import Tensor, nn
 
 from ostinato.api import adapt, collect_statistics
