@@ -86,10 +86,10 @@ def adapt(
     config = resolve_config(kind, preset, settings)
     vision = VisionModel(model, normalize=normalize, mean=mean, std=std)
     processes = Processes.of(group)
-    statistics = check_sharing(processes, kind, config, vision, statistics)
+    resources = check_sharing(processes, kind, config, vision, Resources(statistics, prepared))
     choose_blocks(model, None if blocks is ... or "blocks" in settings else blocks)
     try:
-        adapted: Method = kind(vision, config, Resources(statistics, prepared), targets)
+        adapted: Method = kind(vision, config, resources, targets)
     except (LookupError, RuntimeError) as error:
         choose_blocks(model, None)
         if prepared is None or isinstance(error, OstinatoError):

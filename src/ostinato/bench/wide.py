@@ -156,7 +156,7 @@ def same_start(processes: Processes, start: ResumePoint | None = None) -> Resume
             kept = {name: t.detach().cpu().contiguous() for name, t in state.tensors.items()}
             tensors = safetensors.torch.save(kept)
     index, values = json.loads(processes.told(said))
-    found = processes.bytes(tensors)[0]
+    found = processes.messages(tensors)[0]
     if start is not None:
         return start
     return ResumePoint(

@@ -5,16 +5,17 @@ Every process keeps the whole state and is given the whole batch; `ops.processes
 
 from __future__ import annotations
 
+from dataclasses import fields, is_dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor
 
 from ostinato.errors import ConfigError
+from ostinato.methods.contract import Resources
 from ostinato.models import VisionModel, fingerprint
 from ostinato.ops.batchnorm import OtherStatistics
 from ostinato.ops.processes import ALONE, Processes
 from ostinato.ops.snapshot import Scalars
-from ostinato.ops.statistics import SourceStatistics
 from ostinato.registry import METHODS
 
 if TYPE_CHECKING:
@@ -47,14 +48,14 @@ def check_sharing(
     kind: type[Method],
     config: Any,
     model: VisionModel,
-    statistics: SourceStatistics | None,
-) -> SourceStatistics | None:
-    """Refuse what several processes cannot do together; gives all the first one's statistics.
+    resources: Resources,
+) -> Resources:
+    """Refuse what several processes cannot do together; gives all the first one's resources.
 
     Statistics that every process collects for itself may differ in their last digits.
     """
     if processes.size == 1:
-        return statistics
+        return resources
     if not kind.wide:
         able = ", ".join(name for name in METHODS.names() if METHODS[name].wide)
         raise ConfigError(
@@ -65,15 +66,23 @@ def check_sharing(
         settings=config.model_dump_json(),
         model=f"{fingerprint(model.base)} {model.normalize}",
         precision=str(model.dtype),
-        statistics="none" if statistics is None else _described(statistics),
+        statistics=_shapes(resources.statistics),
+        preparation=_shapes(resources.prepared),
     )
-    return processes.from_first(statistics)
+    return processes.from_first(resources)
 
 
-def _described(statistics: SourceStatistics) -> str:
-    blocks = [tuple(block.prefix.shape) for block in statistics.tokens]
-    routed = statistics.content is not None
-    return f"{statistics.fingerprint} {statistics.describe()} {blocks} {routed}"
+def _shapes(value: Any) -> str:
+    """What a value that holds tensors holds: a short text, the same where they fit each other."""
+    if isinstance(value, Tensor):
+        return f"{tuple(value.shape)}{value.dtype}"
+    if isinstance(value, dict):
+        return str([(name, _shapes(value[name])) for name in sorted(value)])
+    if isinstance(value, tuple | list):
+        return str([_shapes(one) for one in value])
+    if is_dataclass(value) and not isinstance(value, type):
+        return str([_shapes(getattr(value, field.name)) for field in fields(value)])
+    return str(value)
 
 
 def share_work(adapted: Method, processes: Processes) -> None:

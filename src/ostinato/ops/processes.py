@@ -151,9 +151,9 @@ class Processes:
 
     def texts(self, text: str) -> list[str]:
         """What each process says, in the order of ranks."""
-        return [said.decode() for said in self.bytes(text.encode())]
+        return [said.decode() for said in self.messages(text.encode())]
 
-    def bytes(self, data: bytes) -> list[bytes]:
+    def messages(self, data: bytes) -> list[bytes]:
         """The same for bytes."""
         said = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0)
         sizes = self._exchange(torch.tensor([len(data)]), [1] * self.size)
@@ -161,21 +161,25 @@ class Processes:
         return [part.numpy().tobytes() for part in parts]
 
     def from_first(self, value: T) -> T:
-        """A value whose tensors, inside tuples and dataclasses, are the first process' to the bit.
+        """A value whose tensors, inside what holds them, are the first process' to the bit.
 
         The others' have to have the same shapes.
         """
         if self.size == 1:
             return value
         if isinstance(value, Tensor):
-            sizes = [len(value) if rank == 0 else 0 for rank in range(self.size)]
-            mine = value if self.rank == 0 else value[:0]
-            return self._exchange(mine, sizes)[0]  # type: ignore[return-value]
+            flat = value.reshape(-1)
+            sizes = [len(flat) if rank == 0 else 0 for rank in range(self.size)]
+            mine = flat if self.rank == 0 else flat[:0]
+            return self._exchange(mine, sizes)[0].reshape(value.shape)  # type: ignore[return-value]
+        if isinstance(value, dict):
+            found = ((name, self.from_first(value[name])) for name in sorted(value))
+            return dict(found)  # type: ignore[return-value]
         if isinstance(value, tuple):
             return tuple(self.from_first(one) for one in value)  # type: ignore[return-value]
         if is_dataclass(value) and not isinstance(value, type):
-            found = {field.name: getattr(value, field.name) for field in fields(value)}
-            return replace(value, **{name: self.from_first(one) for name, one in found.items()})
+            held = {field.name: getattr(value, field.name) for field in fields(value)}
+            return replace(value, **{name: self.from_first(one) for name, one in held.items()})
         return value
 
     def check_same(self, **facts: str) -> None:
@@ -265,11 +269,9 @@ class Processes:
         try:
             work(*arguments, group=self.group)
         except RuntimeError as error:
-            first = str(error).splitlines()[0][:160] if str(error) else type(error).__name__
-            self._lost = (
-                f"Process {self.rank} of {self.size} had no answer from the others ({first}). "
-                f"{AGAIN}"
-            )
+            why = str(error).partition("\n")[0].rpartition("] ")[2] or type(error).__name__
+            who = f"Process {self.rank} of {self.size}"
+            self._lost = f"{who} had no answer from the others ({why[:160]}). {AGAIN}"
             raise GroupError(self._lost) from error
 
 
