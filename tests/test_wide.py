@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from ostinato.bench._speed_ways import trusting
 from ostinato.ops.processes import Processes
+from ostinato.speed.ways import trusting
 from ostinato.types import Decision, StepOutput
 
 HERE = Path(__file__).parent

@@ -49,7 +49,7 @@ def domain_distances(method: Ostinato) -> dict[str, Any]:
             continue
         batch = Input(torch.stack(recent).float() / 255)
         shared = method.version.shared if domain.share > 0 else ()
-        expert = domain.expert() if domain.share > 0 else Expert()
+        expert = domain.expert().to(method.model.device) if domain.share > 0 else Expert()
         found[str(number)] = {
             "images": domain.images,
             "trust": domain.share,

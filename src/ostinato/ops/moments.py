@@ -14,6 +14,7 @@ from functools import cached_property, lru_cache
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from ostinato.ops.roots import inverse_root
 
@@ -168,6 +169,10 @@ class BlockMap:
         scale, down, up, shift, prefix = (part.to(tokens) for part in self.tensors())
         return moved(tokens, 1 + scale, down, up, shift, prefix)
 
+    def to(self, device: torch.device | str) -> BlockMap:
+        """The same numbers on another device."""
+        return BlockMap(*(part.to(device) for part in self.tensors()))
+
     def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """All five, in order."""
         return self.scale, self.down, self.up, self.shift, self.prefix
@@ -181,18 +186,27 @@ def moved(
     Everything but the prefix is done to whole tensors, since a pass over them costs more than the
     few tokens too many; what that made of the prefix is then replaced.
     """
-    change = tokens @ down
-    if up.numel():
-        change = change @ up
-    whole = torch.addcmul(shift.unsqueeze(-2), tokens, factor.unsqueeze(-2)) + change
+    change = affine(tokens @ down, up, shift) if up.numel() else affine(tokens, down, shift)
+    whole = torch.addcmul(change, tokens, factor.unsqueeze(-2))
     count = prefix.shape[-2]
     if not count:
         return whole
-    first = tokens[:, :count] + prefix
     if whole.requires_grad:
-        return torch.cat([first, whole[:, count:]], 1)
-    whole[:, :count] = first
+        return torch.cat([tokens[:, :count] + prefix, whole[:, count:]], 1)
+    torch.add(tokens[:, :count], prefix, out=whole[:, :count])
     return whole
+
+
+def affine(tokens: Tensor, matrix: Tensor, shift: Tensor) -> Tensor:
+    """`tokens · matrix + shift` as one operator; both may have a first dimension, an image each.
+
+    >>> eye = torch.eye(2)
+    >>> affine(torch.ones(1, 3, 2), eye, eye[0])[0, 0].tolist()
+    [2.0, 1.0]
+    """
+    if matrix.ndim == 3:
+        return torch.baddbmm(shift.unsqueeze(-2), tokens, matrix)
+    return F.linear(tokens, matrix.mT, shift)
 
 
 def map_rank(width: int) -> int:
