@@ -7,6 +7,7 @@ ask for comes first.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import deque
@@ -66,6 +67,10 @@ class Learner:
         """Begin."""
         self._thread.start()
 
+    def alive(self) -> bool:
+        """Whether the thread works."""
+        return self._thread.is_alive()
+
     def stop(self) -> None:
         """Finish what is being learned, and end."""
         with self._ready:
@@ -109,15 +114,18 @@ class Learner:
                 stream = None if command else next(iter(self._streams), None)
                 if stream is not None:
                     del self._streams[stream]
-            if command is not None:
-                _run(*command)
-            elif stream is not None:
-                self._since = time.perf_counter()
-                self.give_way()
-                self._teach(stream)
-            if time.monotonic() - ticked >= TICK:
-                self._tick()
-                ticked = time.monotonic()
+            try:
+                if command is not None:
+                    _run(*command)
+                elif stream is not None:
+                    self._since = time.perf_counter()
+                    self.give_way()
+                    self._teach(stream)
+                if time.monotonic() - ticked >= TICK:
+                    ticked = time.monotonic()
+                    self._tick()
+            except Exception:  # one stream's trouble must not end learning for all
+                logging.getLogger("ostinato.serve").exception("the learner goes on")
         for work, done in self._commands:
             _run(work, done)
 
