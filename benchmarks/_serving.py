@@ -154,6 +154,9 @@ class Server:
     def stop(self) -> None:
         self._end(signal.SIGTERM)
 
+    def pause(self, paused: bool) -> None:
+        os.kill(self.pid, signal.SIGSTOP if paused else signal.SIGCONT)
+
     def _end(self, how: signal.Signals) -> None:
         os.kill(self.pid, how)
         while self.alive():

@@ -31,8 +31,8 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--streams", type=int, default=4)
-    parser.add_argument("--interval", type=float, default=1.0, help="seconds between snapshots")
-    parser.add_argument("--longest", type=float, default=4.0, help="seconds until a kill")
+    parser.add_argument("--interval", type=float, default=4.0, help="seconds that may be lost")
+    parser.add_argument("--longest", type=float, default=8.0, help="seconds until a kill")
     parser.add_argument("--seconds", type=float, default=1e9, help="stop after so long")
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args()
@@ -124,10 +124,9 @@ def _look(folder: Path, totals: dict[str, Any], died: float, interval: float) ->
             for _, _, at, _, body in learned
             if body["version"].startswith(f"{life}.") and body["learned"] > newest
         ]
-        # An update may wait one interval until it is due, and then for the disk.
         age = died - min(unsaved) if unsaved else 0.0
         totals["oldest"] = max(totals["oldest"], age)
-        totals["old"] += age > 1.5 * interval + 1
+        totals["old"] += age > interval
     store.close()
 
 

@@ -17,7 +17,7 @@ import pytest
 
 from ostinato.errors import StateError
 from ostinato.serve import fleet as fleets
-from ostinato.serve import writer
+from ostinato.serve import learning, writer
 from ostinato.serve.fleet import Fleet
 from ostinato.serve.replaying import Replay
 from ostinato.serve.store import StorageError, Store
@@ -163,7 +163,7 @@ def test_a_tick_that_fails_does_not_end_learning_and_a_dead_worker_is_told(
     with serving(tmp_path) as (client, fleet):
         ticked: list[int] = []
 
-        def broken() -> None:
+        def broken(learning: object) -> None:
             ticked.append(1)
             raise RuntimeError("out of memory")
 
@@ -173,6 +173,32 @@ def test_a_tick_that_fails_does_not_end_learning_and_a_dead_worker_is_told(
         assert client.get("/healthz").status_code == 200
         fleet.learner.stop()
         assert client.get("/healthz").json() == {"status": "dead"}
+
+
+def test_an_update_that_takes_long_does_not_keep_other_streams_from_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(learning, "TICK", 0.0)
+    with serving(tmp_path, snapshots={"seconds": 1e-3}) as (client, fleet):
+        fleet.create("slow", None)
+        slow, taken = fleet.streams["slow"], list[int]()
+        monkeypatch.setattr(fleets, "EARLY", 1e9)
+        teach(client, fleet, "gate", batches(1))
+        gate = fleet.streams["gate"]
+
+        def long(levels: Any) -> tuple[str, ...]:
+            monkeypatch.setattr(fleets, "EARLY", 0.5)
+            fleet.learner.give_way()
+            taken.append(gate.dirty)
+            taken.append(slow.dirty)
+            return ()
+
+        monkeypatch.setattr(slow.method, "take", long)
+        before = slow.dirty
+        teach(client, fleet, "slow", batches(1))
+        assert taken == [0, before]  # gate was handed to the writer, slow was not
+        assert fleet.writer.flush()
+        assert fleet.store.snapshots(gate.id)[0].learned == 1
 
 
 def test_a_repeated_number_is_answered_though_the_index_cannot_be_read(

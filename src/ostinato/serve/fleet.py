@@ -34,6 +34,9 @@ from ostinato.serve.stream import Entry, Stream
 from ostinato.serve.watch import UNDONE
 from ostinato.serve.writer import SnapshotJob, Writer
 
+EARLY = 0.5
+"""Share of the seconds that may be lost after which a state is written: updates and disks take
+their time, and what is older than all of the seconds must be there."""
 AGAIN = 5.0
 """Seconds after which a snapshot that failed is tried again."""
 
@@ -302,11 +305,12 @@ class Fleet:
                 return row.version
         return None
 
-    def _tick(self) -> None:
-        now = time.monotonic()
+    def _tick(self, learning: Stream | None) -> None:
+        """Write what is due; the stream that is learning is not in one piece at this moment."""
+        now, most = time.monotonic(), EARLY * self.settings.snapshots.seconds
         for stream in list(self.streams.values()):
-            due = stream.dirty and now - stream.changed >= self.settings.snapshots.seconds
-            if due or stream.dirty >= self.settings.snapshots.updates:
+            due = stream.dirty and now - stream.changed >= most
+            if stream is not learning and (due or stream.dirty >= self.settings.snapshots.updates):
                 self.snapshot(stream)
 
     def snapshot(self, stream: Stream, name: str | None = None) -> Future[SnapshotRow] | None:
