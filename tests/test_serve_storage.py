@@ -5,11 +5,8 @@ from __future__ import annotations
 import io
 import json
 import runpy
-import shutil
-import subprocess
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +20,7 @@ from ostinato.serve.replaying import Replay
 from ostinato.serve.store import StorageError, Store
 
 small = runpy.run_path(str(Path(__file__).with_name("_serve_small.py")))
+disk = runpy.run_path(str(Path(__file__).with_name("_small_disk.py")))
 ask, teach, batches, serving = (small[n] for n in ("ask", "teach", "batches", "serving"))
 OFTEN = {"snapshots": {"updates": 1}}
 
@@ -242,36 +240,15 @@ def test_what_a_kill_left_on_its_way_in_is_removed(tmp_path: Path) -> None:
         assert not left.exists()
 
 
-@contextmanager
-def small_disk(place: Path) -> Iterator[None]:
-    """A file system of a few megabytes; only root can make one."""
-    place.mkdir()
-    mount, umount = shutil.which("mount"), shutil.which("umount")
-    made = mount and umount and _run(mount, "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(place))
-    if not made:
-        pytest.skip("no small disk can be made here")
-    try:
-        yield
-    finally:
-        _run(str(umount), "--lazy", str(place))
-
-
-def _run(*words: str) -> bool:
-    return subprocess.run(words, capture_output=True, check=False).returncode == 0
-
-
 def test_a_disk_that_is_really_full_is_served_through_and_made_up_for(tmp_path: Path) -> None:
     place = tmp_path / "disk"
-    with small_disk(place), serving(place / "data", **OFTEN) as (client, fleet):
+    with disk["small_disk"](place), serving(place / "data", **OFTEN) as (client, fleet):
         teach(client, fleet, "gate", batches(1))
         assert fleet.writer.flush()
-        with (place / "filler").open("wb", buffering=0) as filler, suppress(OSError):
-            while True:
-                filler.write(bytes(4096))
-        teach(client, fleet, "gate", batches(4)[1:], start=1)
-        small["wait_for"](lambda: fleet.storage() != "whole")
-        assert "ostinato_storage_ok 0.0" in client.get("/metrics").text
-        (place / "filler").unlink()
+        with disk["filled"](place):
+            teach(client, fleet, "gate", batches(4)[1:], start=1)
+            small["wait_for"](lambda: fleet.storage() != "whole")
+            assert "ostinato_storage_ok 0.0" in client.get("/metrics").text
         _written(fleet, lambda: fleet.store.snapshots(1)[0].learned == 4)
         assert client.get("/v1/server").json()["storage"] == "whole"
         learned = client.get("/v1/streams/gate/events", params={"kind": "learned"}).json()
