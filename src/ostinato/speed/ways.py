@@ -137,7 +137,6 @@ def ours(setting: Setting, preset: str, *, settled: bool = True) -> Method:
     )
     adapted = adapt(
         model,
-        "ostinato",
         preset=preset,
         statistics=statistics,
         normalize=setting.normalize,
