@@ -280,10 +280,12 @@ class Method(Answering, Persistent, Moving, Sharing, nn.Module):
         assert first is not None
         return first, last, updated
 
-    def _receive(self, images: Tensor, classes: Tensor | None, oracle: str | None) -> Input:
+    def _receive(
+        self, images: Tensor, classes: Tensor | None, oracle: str | None, what: str = "step"
+    ) -> Input:
         if oracle is not None and "domain labels" not in self.needs(self.config):
             oracle = None  # a method that does not declare the need never sees the name
-        images, mine = self._whole(images, classes)
+        images, mine = self._whole(images, classes, what)
         pixels = self.model.check(images)
         if pixels.is_inference():
             pixels = pixels.clone()

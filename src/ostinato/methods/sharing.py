@@ -32,15 +32,16 @@ class Sharing:
     """Those that this one answers its stream with; `adapt(group=...)` sets them."""
     counters: Scalars
     _norms: OtherStatistics | None
+    _frozen: int
 
     def standing(self) -> str:
         """What has to be the same on all processes before a batch."""
-        return str(self.counters["steps"])
+        return f"{self.counters['steps']} {self._frozen}"
 
-    def _whole(self, images: Any, classes: Any) -> tuple[Any, slice | None]:
+    def _whole(self, images: Any, classes: Any, what: str) -> tuple[Any, slice | None]:
         """The batch of all processes, and where in it this one's images are."""
         shown = classes.tolist() if isinstance(classes, Tensor) else classes
-        return self.processes.whole(images, lambda: f"{self.standing()} {shown}")
+        return self.processes.whole(images, lambda: f"{what} {self.standing()} {shown}")
 
 
 def check_sharing(
