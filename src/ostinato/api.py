@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from ostinato.domains.texture import Texture
 from ostinato.errors import ConfigError, MissingResource, OstinatoError
 from ostinato.methods.base import Method, Resources
+from ostinato.methods.choosing import choose_method
 from ostinato.methods.contract import check_resources, resolve_config
 from ostinato.methods.sharing import check_sharing, share_work
 from ostinato.models import Normalize, Triple, VisionModel, check_module, fingerprint
@@ -21,7 +22,6 @@ from ostinato.ops.processes import Processes
 from ostinato.ops.snapshot import State, load_state
 from ostinato.ops.statistics import SourceStatistics, collect
 from ostinato.ops.trainable import Flags
-from ostinato.own import choose_method
 from ostinato.registry import METHODS
 
 

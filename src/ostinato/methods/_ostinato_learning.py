@@ -80,7 +80,7 @@ class Learner(MapMaker):
         if domain.branches is None:
             domain.branches = self._new_branches(self.bank.number(domain))
         domain.skipped = 0
-        domain.move(self.model.device)
+        self.bank.bring(self.bank.number(domain))
         groups = [self.bank.shared, domain.branches]
         logits, loss, grads = found or self._gradients(batch, domain)
         if loss is None:

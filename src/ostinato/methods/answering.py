@@ -60,7 +60,7 @@ class Answering:
         def logits(self, batch: Input, pixels: Tensor | None = None) -> Tensor: ...  # noqa: D102
         def autocast(self) -> AbstractContextManager[Any]: ...  # noqa: D102
         def _receive(
-            self, images: Tensor, classes: Tensor | None, oracle: str | None, what: str = "step"
+            self, images: Tensor, classes: Tensor | None, oracle: Any, what: str = "step"
         ) -> Input: ...
         def _refuse_detached(self) -> None: ...
 

@@ -27,6 +27,7 @@ class Source(Method):
         paper="-",
         trains="nothing",
         tasks=frozenset({"classification", "segmentation"}),
+        colours={"": -1},
     )
 
     def objective(self, batch: Input) -> Objective:

@@ -22,7 +22,7 @@ from ostinato.errors import ConfigError
 from ostinato.methods.base import Method
 from ostinato.ops.views import innermost
 from ostinato.running.diagnostics import write_diagnostics
-from ostinato.running.job import Job, check_spec, open_job, resolve
+from ostinato.running.job import Job, check, open_job, resolve
 from ostinato.running.progress import RunProgress
 from ostinato.running.provenance import Provenance, hash_tensors, spec_hash
 from ostinato.running.results import RunFolder, find_run
@@ -31,6 +31,7 @@ from ostinato.running.spec import Spec
 from ostinato.running.wide import Leader, follow, same_start, started_processes, widened
 from ostinato.scoring.metrics import peak_memory, record_step, reset_peak
 from ostinato.scoring.summary import summarise
+from ostinato.types import Batch
 
 RUNS = "runs"
 PREPARED = "prepared"
@@ -80,8 +81,7 @@ def run(
     console = console or Console(stderr=True)
     if stream is not None and len(spec.seeds) > 1:
         raise ConfigError("A stream that is open already belongs to one seed: pass spec.runs().")
-    for one in spec.runs():
-        check_spec(one)
+    spec = check(spec)
     # One job at a time, so that only one model is in memory.
     lead = leader or Leader()
     return [
@@ -226,7 +226,7 @@ def _loop(
             if afresh := stream.resets(index):
                 method.reset()
             output = method.step(
-                batch.images, classes=batch.classes, oracle=batch.domain if told else None
+                batch.images, classes=batch.classes, oracle=_names(method, batch) if told else None
             )
             if afresh:
                 output.events = (AFRESH, *output.events)
@@ -256,6 +256,12 @@ def _loop(
     leader.end()
     folder.state_path.unlink(missing_ok=True)  # large, and of no use to a finished run
     return folder
+
+
+def _names(method: Method, batch: Batch) -> str | tuple[str, ...]:
+    """What a method is told of a batch's true domains."""
+    by_image = batch.image_domains if method.told_by_image else None
+    return by_image or batch.domain
 
 
 def _descriptor(method: Method) -> tuple[float, ...]:
