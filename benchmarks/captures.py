@@ -21,12 +21,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from ostinato.bench._speed_traffic import Traffic
-from ostinato.bench._speed_ways import trusting
 from torch import Tensor, nn
 
 from ostinato.api import adapt, collect_statistics
 from ostinato.models import VisionModel
+from ostinato.speed.traffic import Traffic
+from ostinato.speed.ways import trusting
 from ostinato.types import StepOutput
 
 Batches = list[tuple[str, Tensor]]

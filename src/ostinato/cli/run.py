@@ -53,6 +53,8 @@ def run_command(
 ) -> None:
     """Run a method on a stream, or go on with a run that was interrupted.
 
+    Under torchrun, all processes do one run together.
+
     Args:
         spec: a YAML file of settings, or the folder of a run to go on with.
         model: 'embedded', a timm name with its tag, or a Hugging Face name.
@@ -77,7 +79,7 @@ def run_command(
         again: run even what is complete already.
         every: batches between checkpoints.
     """
-    from ostinato.running.runner import resume, run
+    from ostinato.running.runner import resume, run, together
     from ostinato.running.spec import parse_data, parse_pairs
 
     given: dict[str, Any] = {
@@ -100,14 +102,15 @@ def run_command(
     }
     changes = {key: value for key, value in given.items() if value is not None}
     changes |= parse_pairs(set)
-    if spec is not None and spec.is_dir():
+
+    def work(leader: Any) -> Any:
+        if spec is None or not spec.is_dir():
+            return run(_spec(spec, changes), out=out, again=again, every=every, leader=leader)
         if changes:
             raise ConfigError(f"{spec} has its spec already; leave {', '.join(changes)} out.")
-        folders = [gently(lambda: resume(spec, every=every))]
-    else:
-        wanted = _spec(spec, changes)
-        folders = gently(lambda: run(wanted, out=out, again=again, every=every))
-    for folder in folders:
+        return [resume(spec, every=every, leader=leader)]
+
+    for folder in gently(lambda: together(work, device)):
         short = folder.summary()
         rf = "" if short.rf is None else f"  RF {short.rf:+.2f}"
         found = "" if short.domains_found is None else f"  domains {short.domains_found}"

@@ -92,7 +92,8 @@ class Answers(Learner):
         return Started(domain, domain.maps, groups, changes, found)
 
     def _described(self, pixels: Tensor) -> Tensor:
-        return self.describe(three_colours(pixels))
+        found = self.describe(three_colours(self.processes.share(pixels)))
+        return self.processes.gathered(found, len(pixels))
 
     def _captured(self, batch: Input) -> Answered | None:
         """A captured answer on its way; None where the plain way is to be gone."""
@@ -109,7 +110,7 @@ class Answers(Learner):
             warnings.warn(f"This model is answered without captures: {why}", stacklevel=2)
 
     def _may_capture(self) -> bool:
-        gpu = self.model.device.type == "cuda"
+        gpu = self.model.device.type == "cuda" and self.processes.size == 1
         # Input that came normalised goes to the model as it came, in a tensor of its own.
         plain = not self.config.compile or self.model.normalize == "input"
         return gpu and not plain and not any(isinstance(m, Viewed) for m in self.model.modules())
@@ -165,7 +166,8 @@ class Answers(Learner):
         return self._output(logits, placed.version, owners, routed.distance, change)
 
     def _forward(self, batch: Input, placed: Placed, index: Tensor) -> Tensor:
-        with torch.no_grad(), self.autocast(), self.hooks.open(placed.open(index)):
+        now = placed.open(self.processes.share(index))
+        with torch.no_grad(), self.autocast(), self.hooks.open(now):
             return self.logits(batch)
 
     def _output(

@@ -68,13 +68,14 @@ class MapMaker(Method):
         """Answers as (items, C); where a list is given, maps are made on the way into it."""
 
         def make(number: int, tokens: Tensor) -> BlockMap:
-            found = token_moments(tokens, self.hooks.prefix)
+            own = self.processes.own(tokens, len(batch))
+            found = token_moments(own, self.hooks.prefix, self.processes.total)
             one = block_map(self.statistics.tokens[number], found, share)
             assert made is not None
             made.append(one)
             return one
 
-        owners = [None if expert is None else 0] * len(batch)
+        owners = [None if expert is None else 0] * self.processes.taken(len(batch))
         shared = self.version.shared if expert is not None and expert.branches else ()
         now = Pass(owners, [expert or Expert()], shared, None if made is None else make)
         with torch.no_grad(), self.autocast(), self.hooks.open(now):

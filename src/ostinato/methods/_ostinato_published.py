@@ -138,6 +138,19 @@ class Publisher:
             return latest.shared
         return tuple(Branch(one.down.to(kind), (SCALE * one.up).to(kind)) for one in version.shared)
 
+    def _rows(self, experts: list[Expert]) -> list[Row]:
+        """Rows of experts; those of the version before that are not among them become free first.
+
+        Unless somebody is reading them, that is.
+        """
+        latest, self._latest = self._latest, None
+        wanted = set(map(id, experts))
+        kept = [row for row in (latest.held if latest else ()) if id(row.expert) in wanted]
+        del latest
+        rows = self.stack.rows(experts)
+        del kept
+        return rows
+
     def _place(self, version: Version, least: int) -> Placed:
         acting: dict[int, Expert] = {
             number: expert
@@ -146,9 +159,7 @@ class Publisher:
         }
         chosen = self._chosen(acting, least)
         shared = self._shared_of(version, self.stack.now.matrices.dtype)
-        if len(chosen) < len(acting):
-            self._latest = None  # its rows become free first, unless somebody is reading them
-        rows = self.stack.rows(list(chosen.values()))
+        rows = self._rows(list(chosen.values()))
         table = {number: row.number for number, row in zip(chosen, rows, strict=True)}
         facts = packed(version.view, [table.get(number, SOURCE) for number in version.view.ids])
         return Placed(

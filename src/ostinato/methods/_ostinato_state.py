@@ -98,12 +98,12 @@ class DomainBank:
         domain = self.domains[number]
         self.updates += 1
         domain.used = self.updates
-        self._bring(number)
+        self.bring(number)
         if not counted:
             domain.add(images, self.config.buffer, self.updates)
         self._bound(domain)
 
-    def _bring(self, number: int) -> None:
+    def bring(self, number: int) -> None:
         """Let a domain's expert be where the model is; those used longest ago make room."""
         self._here.pop(number, None)
         self._here[number] = None

@@ -150,6 +150,12 @@ class Resources:
 class Input:
     """One batch as a method sees it: pixels in [0, 1], and the label space in use.
 
+    Attributes:
+        pixels: of the whole batch.
+        classes: the model's output columns in use, None for all.
+        oracle: the true domain's name, for methods that are told it.
+        mine: where this process' own images are, where several share the work; None for all.
+
     >>> import torch
     >>> len(Input(torch.rand(2, 3, 8, 8)))
     2
@@ -158,6 +164,7 @@ class Input:
     pixels: Tensor
     classes: Tensor | None = None
     oracle: str | None = None
+    mine: slice | None = None
 
     def __post_init__(self) -> None:
         if self.classes is not None:

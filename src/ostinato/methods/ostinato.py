@@ -78,6 +78,7 @@ class Ostinato(Answers):
     default_preset = "robust"
     example = {"micro": 8, "enough": 8}
     follows = True
+    wide = True
 
     @classmethod
     def needs(cls, config: MethodConfig) -> frozenset[Need]:
@@ -270,7 +271,8 @@ class Ostinato(Answers):
         """Take in what `predict` queued, and publish; whether anything was learned."""
         self._refuse_detached()
         moved, exactness = False, products(self.config.precision)
-        with self._lock, torch.inference_mode(False), torch.enable_grad(), exactness:
+        alike = self.processes.together()
+        with self._lock, torch.inference_mode(False), torch.enable_grad(), exactness, alike:
             for _ in range(len(self.queue)):  # what comes meanwhile is the next call's
                 if not self.queue:
                     break  # a reset on the way
@@ -328,6 +330,11 @@ class Ostinato(Answers):
             f"{self.config.buffer_mb:.0f} MB of latest images",
             *(f"  statistics       {doubt}" for doubt in self.statistics.doubts()),
         ]
+
+    def standing(self) -> str:
+        """Steps, what is queued, and the domains with their trust."""
+        known, waiting = self.version, len(self.queue)
+        return f"{super().standing()} {known.number} {waiting} {known.view.ids} {known.shares}"
 
     def diagnose(self) -> dict[str, Any]:
         """How far each domain's blocks lie from the source's, before and after its expert."""

@@ -21,6 +21,7 @@ class Source(Method):
 
     name = "source"
     rates = ()
+    wide = True
     info = MethodInfo(
         title="Source",
         paper="-",

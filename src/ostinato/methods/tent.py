@@ -43,6 +43,7 @@ class Tent(Method):
 
     name = "tent"
     Config = TentConfig
+    wide = True
     info = MethodInfo(
         title="TENT (continual)",
         paper="Wang et al., ICLR 2021",

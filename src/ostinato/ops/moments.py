@@ -8,6 +8,7 @@ domain).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -60,28 +61,41 @@ class BlockMoments:
         )
 
 
-def token_moments(tokens: Tensor, prefix: int) -> BlockMoments:
+def token_moments(
+    tokens: Tensor, prefix: int, total: Callable[[Tensor], Tensor] = lambda found: found
+) -> BlockMoments:
     """Moments of (B, N, D) tokens, the first `prefix` of every image apart, in double precision.
 
     Under a GPU's autocast, products of the centred tokens are taken in its half precision and
     summed in single: rounding is then what it is in the model's own layers.
+
+    Args:
+        tokens: those that are here, which may be none.
+        prefix: how many of every image are kept apart.
+        total: sums over all processes that have some of the tokens.
 
     >>> tokens = torch.tensor([[[9.0], [1.0], [3.0]]])
     >>> found = token_moments(tokens, prefix=1)
     >>> found.mean.item(), found.covariance.item(), found.prefix.item()
     (2.0, 1.0, 9.0)
     """
-    first = tokens[:, :prefix].double().mean(0)
     body = _thinned(tokens[:, prefix:]).flatten(0, 1)
-    if body.is_cuda and torch.is_autocast_enabled("cuda"):
-        mean = body.mean(0, dtype=torch.float)
-        body = (body - mean).to(torch.get_autocast_dtype("cuda"))
-        products = torch.mm(body.T, body, out_dtype=torch.float)
-        return BlockMoments(mean.double(), products.double() / len(body), first)
-    body = body.double()
-    mean = body.mean(0)
-    body = body - mean
-    return BlockMoments(mean, body.T @ body / len(body), first)
+    half = body.is_cuda and torch.is_autocast_enabled("cuda")
+    body = body if half else body.double()
+    first = tokens[:, :prefix].double().sum(0)
+    counts = torch.tensor([len(tokens), len(body)], dtype=torch.double).to(tokens.device)
+    kind = torch.float if half else torch.double
+    found = total(torch.cat([counts, first.flatten(), body.sum(0, dtype=kind).double()]))
+    images, count = found[:2]
+    mean = found[2 + first.numel() :] / count
+    first = found[2 : 2 + first.numel()].view_as(first) / images
+    if half:
+        body = (body - mean.float()).to(torch.get_autocast_dtype("cuda"))
+        products = torch.mm(body.T, body, out_dtype=torch.float).double()
+    else:
+        body = body - mean
+        products = body.T @ body
+    return BlockMoments(mean, total(products) / count, first)
 
 
 def _thinned(body: Tensor) -> Tensor:

@@ -25,6 +25,7 @@ from ostinato.methods.base import Method
 from ostinato.methods.choosing import choose_method, free_presets
 from ostinato.methods.contract import MethodConfig, Need, resolve_config
 from ostinato.models.loading import OWN, check_model, load_model
+from ostinato.ops.processes import ALONE, Processes
 from ostinato.ops.snapshot import State, load_state, save_state
 from ostinato.ops.statistics import SourceStatistics
 from ostinato.registry import METHODS, STREAMS
@@ -62,12 +63,18 @@ class Job:
     config: MethodConfig
     notes: tuple[str, ...] = ()
 
-    def adapt(self, folder: Path | None = None, cache: Path | None = None) -> Method:
+    def adapt(
+        self,
+        folder: Path | None = None,
+        cache: Path | None = None,
+        processes: Processes = ALONE,
+    ) -> Method:
         """The method around the model, with what was prepared for it, or prepared anew.
 
         Args:
             folder: a run's folder, whose prepared file comes first.
             cache: where preparations are kept that runs can share.
+            processes: those that do the run together.
         """
         spec = self.spec
         needs = METHODS[spec.method].needs(self.config)
@@ -76,10 +83,9 @@ class Job:
             help_given["statistics"] = self._statistics()
         if "prepared file" in needs:
             help_given["prepared"] = self._prepared(folder, cache)
+        help_given |= {"normalize": spec.normalize, "group": processes}
         settings = self.config.model_dump()
-        return adapt(
-            self.model, spec.method, normalize=spec.normalize, preset=None, **help_given, **settings
-        )
+        return adapt(self.model, spec.method, preset=None, **help_given, **settings)
 
     def _statistics(self) -> SourceStatistics:
         given = self.spec.statistics

@@ -12,6 +12,7 @@ import shutil
 import sqlite3
 import threading
 import time
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -77,6 +78,16 @@ class SnapshotRow:
 SNAPSHOT = "id, file, name, version, learned, domains, bytes, made"
 
 
+class _Mine:
+    """A thread's own connection, closed when the thread ends: threads of requests come and go."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self.connection = connection
+
+    def __del__(self) -> None:
+        self.connection.close()
+
+
 class Store:
     """The index in a folder.
 
@@ -94,7 +105,8 @@ class Store:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._local = threading.local()
-        self._open: list[sqlite3.Connection] = []
+        self._open: weakref.WeakSet[_Mine] = weakref.WeakSet()
+        self._opening = threading.Lock()
         with self.changing() as connection:
             connection.executescript(TABLES)
         self._lock: int | None = None
@@ -115,9 +127,10 @@ class Store:
 
     def close(self) -> None:
         """Let go of the folder."""
-        for connection in self._open:
-            connection.close()
-        self._open = []
+        with self._opening:
+            for mine in self._open:
+                mine.connection.close()
+            self._open.clear()
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
@@ -126,21 +139,31 @@ class Store:
         """The folder of a stream's states; named by number, never by what a request says."""
         return self.folder / "streams" / str(stream)
 
+    @property
+    def incoming(self) -> Path:
+        """The folder of states on their way in or out; what a kill leaves there is nobody's."""
+        return self.folder / "incoming"
+
     def connect(self) -> sqlite3.Connection:
-        """A new connection."""
+        """A new connection, which the caller closes."""
         path = self.folder / DATABASE
         connection = sqlite3.connect(path, timeout=10.0, check_same_thread=False)
-        connection.execute("PRAGMA journal_mode=WAL")
-        connection.execute("PRAGMA synchronous=NORMAL")
-        connection.execute("PRAGMA busy_timeout=10000")
-        self._open.append(connection)
+        try:
+            connection.execute("PRAGMA journal_mode=WAL")
+            connection.execute("PRAGMA synchronous=NORMAL")
+            connection.execute("PRAGMA busy_timeout=10000")
+        except BaseException:
+            connection.close()
+            raise
         return connection
 
     def _mine(self) -> sqlite3.Connection:
-        known: sqlite3.Connection | None = getattr(self._local, "connection", None)
+        known: _Mine | None = getattr(self._local, "mine", None)
         if known is None:
-            known = self._local.connection = self.connect()
-        return known
+            known = self._local.mine = _Mine(self.connect())
+            with self._opening:
+                self._open.add(known)
+        return known.connection
 
     @contextmanager
     def changing(self) -> Iterator[sqlite3.Connection]:
@@ -152,7 +175,7 @@ class Store:
         except sqlite3.IntegrityError:
             raise
         except (sqlite3.Error, OSError) as error:
-            self._local.connection = None
+            self._local.mine = None
             raise StorageError(f"The data folder cannot be written ({error}).") from error
 
     def rows(self, query: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
@@ -160,7 +183,7 @@ class Store:
         try:
             return list(self._mine().execute(query, values))
         except sqlite3.Error as error:
-            self._local.connection = None
+            self._local.mine = None
             raise StorageError(f"The data folder cannot be read ({error}).") from error
 
     # Streams.
@@ -193,7 +216,8 @@ class Store:
             connection.execute("DELETE FROM streams WHERE id = ?", (stream,))
 
     def remove_orphans(self) -> None:
-        """Forget what was still written of streams after they were removed."""
+        """Forget what was still written of streams after they were removed, or half taken in."""
+        shutil.rmtree(self.incoming, ignore_errors=True)
         known = {row.id for row in self.streams()}
         with self.changing() as connection:
             for table in ("snapshots", "answers", "events"):
