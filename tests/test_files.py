@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from ostinato.bench.record import Record
-from ostinato.bench.results import RunFolder
 from ostinato.errors import StateError
 from ostinato.ops import files
 from ostinato.ops.files import write_atomically
 from ostinato.ops.snapshot import State, load_state, save_state
+from ostinato.running.results import RunFolder
+from ostinato.scoring.record import Record
 
 disk = runpy.run_path(str(Path(__file__).with_name("_small_disk.py")))
 OLD, NEW = b"old content", b"the new content, which is longer"

@@ -8,6 +8,7 @@ import torch
 
 from ostinato.errors import StateError
 from ostinato.experts.flat import FlatBranches
+from ostinato.methods._ostinato_temperature import HOTTEST
 from ostinato.ops.expect import Expected, Like, count, ids, number
 from ostinato.ops.moments import map_rank
 from ostinato.ops.snapshot import State
@@ -31,7 +32,6 @@ def expected_bank(state: State, branches: Branches, most: int) -> Expected:
     shared = branches("shared").expected(state)
     lists = Expected(values={"domains": ids(1), "updates": count()})
     parts = {"shared": shared, "bank": lists}
-    parts |= {"good": shared} if "good" in state.values else {}
     for domain in known["domains"]:
         learned = branches(domain).expected(state)
         parts[str(domain)] = expected_domain(state.part(str(domain)), learned, most)
@@ -41,12 +41,13 @@ def expected_bank(state: State, branches: Branches, most: int) -> Expected:
 
 def expected_domain(part: State, branches: Expected, most: int) -> Expected:
     """One domain: maps that fit together, counts, and what it has learned."""
-    tensors = {"recent": IMAGES}
+    tensors = {"recent": IMAGES, "arrived": Like(("images",), torch.long, optional=True)}
     for block in range(int(part.values["blocks"])):
         tensors |= _maps(block, int(part.tensors[f"maps.scale.{block}"].numel()))
     values = {"due": count(), "images": count(), "used": count(), "blocks": count()}
     values |= {"waiting": count(high=_buffered(part, "recent", most))}
     values |= {"share": number(0, 1), "variety": number(low=0)}
+    values |= {"unsure": number(low=0), "temperature": number(1, HOTTEST)}
     values |= {"skipped": count(), "usual": number(0, 1.01), "excess": number(-1.01, 1.01)}
     learned = {"branches": branches} if "branches" in part.values else {}
     return Expected(tensors, values, learned)

@@ -14,6 +14,7 @@ from ostinato.methods._ostinato_maps import MapMaker
 from ostinato.methods._ostinato_pace import MARGIN, passed_over, unsureness, usual_after
 from ostinato.methods._ostinato_parts import Domain
 from ostinato.methods._ostinato_state import DomainBank
+from ostinato.methods._ostinato_temperature import warmed
 from ostinato.methods.base import Input
 from ostinato.ops.features import pool_tokens
 from ostinato.ops.losses import distribution_entropy, entropy_threshold, softmax_entropy
@@ -56,10 +57,11 @@ class Learner(MapMaker):
             count = min(self.config.micro, self.config.buffer)
             if domain.waiting >= count and self._may_learn(domain):
                 if not self._pays(domain):
-                    domain.waiting, domain.skipped = 0, domain.skipped + 1
+                    domain.learned_from(count)
+                    domain.skipped += 1
                     continue
                 pixels = torch.stack(domain.recent[-count:]).float() / 255
-                domain.waiting = 0
+                domain.learned_from(count)
                 moved |= self._step(Input(pixels, classes), domain)[2]
         if moved:
             self._republish()
@@ -78,25 +80,30 @@ class Learner(MapMaker):
         if domain.branches is None:
             domain.branches = self._new_branches(self.bank.number(domain))
         domain.skipped = 0
+        self.bank.bring(self.bank.number(domain))
         groups = [self.bank.shared, domain.branches]
         logits, loss, grads = found or self._gradients(batch, domain)
         if loss is None:
             return logits, None, False
         if not self._sound(logits, domain):
-            return logits, float(loss), False
+            return self._mapped(batch, domain), float(loss), False
         if not all(bool(grad.isfinite().all()) for grad in grads):
             return logits, None, False
+        domain.temperature = warmed(domain.temperature, logits, domain.unsure)
         for group, grad in zip(groups, grads, strict=True):
             pace = self.config.lr / (1 + group.updates / self.config.settle)
-            group.step(grad, lr=pace, weight_decay=self.config.weight_decay)
+            group.step(grad, lr=pace)
         return logits, float(loss), True
 
     def _gradients(self, batch: Input, domain: Domain) -> Differentiated:
         """Logits, loss and flat gradients of the shared branches and the domain's."""
         assert domain.branches is not None
-        shared, own = self.bank.shared.leaves(), domain.branches.leaves()
+        kind = torch.promote_types(torch.float, self.model.dtype)
+        both = (self.bank.shared, domain.branches)
+        shared, own = (group.leaves(group.value.to(kind)) for group in both)
         pool = partial(pool_tokens, class_token=self.hooks.prefix > 0)
-        now = Pass([0] * len(batch), [Expert(domain.maps, own)], shared, keep=pool)
+        rows = self.processes.taken(len(batch))
+        now = Pass([0] * rows, [Expert(domain.maps, own)], shared, keep=pool)
         return self._differentiate(batch, now, (shared, own))
 
     def _differentiate(
@@ -106,11 +113,13 @@ class Learner(MapMaker):
             logits = self.logits(batch)
             if logits.ndim > 2:
                 return logits.detach(), None, ()  # per pixel, entropy undoes what maps gained
-            loss = self._loss(logits, now.features)
+            features = [self.processes.gathered(one, len(batch)) for one in now.features]
+            loss = self._loss(logits, features)
         leaves = [[part for one in group for part in (one.down, one.up)] for group in groups]
         grads = iter(torch.autograd.grad(loss, [part for group in leaves for part in group]))
         flat = tuple(torch.cat([next(grads).flatten() for _ in group]) for group in leaves)
-        return logits.detach(), loss.detach(), flat
+        mean = tuple(grad.float() for grad in self.processes.average(flat))
+        return logits.detach(), loss.detach(), mean
 
     def _loss(self, logits: Tensor, features: list[Tensor]) -> Tensor:
         """Alignment of features with the source's, and entropy of confident predictions."""
@@ -122,20 +131,30 @@ class Learner(MapMaker):
         return alignment(found, self.statistics) + self.config.entropy * sharp
 
     def _sound(self, logits: Tensor, domain: Domain) -> bool:
-        """Whether learned answers are as varied as the maps' alone; if not, nothing learned stays.
+        """Whether learned answers are as varied as the maps' alone; if not, forget the cause.
 
         Entropy is what learning lowers, so it cannot tell when that goes wrong. A model that says
-        the same of everything is sure of it, but its mean answer is not that of its maps.
+        the same of everything is sure of it, but its mean answer is not that of its maps. The
+        domain's own branches are dropped first; where these had learned nothing, it is the shared
+        ones that start anew.
         """
         variety = float(distribution_entropy(logits.detach().float().softmax(1).mean(0)))
         if variety >= KEEP * domain.variety:
-            self.bank.good = self.bank.shared.export_state().clone()
             return True
-        domain.branches = None
-        if self.bank.good is not None:
-            self.bank.shared.import_state(self.bank.good)
-        self.events.append(f"rolled back domain {self.bank.number(domain)}")
+        own = domain.branches is not None and domain.branches.updates > 0
+        domain.forget_learned()
+        if own:
+            self.events.append(f"rolled back domain {self.bank.number(domain)}")
+        else:
+            self.bank.shared.import_state(self._new_branches("shared").export_state())
+            self.events.append("rolled back the shared branches")
         return False
+
+    def _mapped(self, batch: Input, domain: Domain) -> Tensor:
+        """Logits of a domain's maps alone."""
+        now = Pass([0] * self.processes.taken(len(batch)), [Expert(domain.maps)])
+        with torch.no_grad(), self.autocast(), self.hooks.open(now):
+            return self.logits(batch).detach()
 
     def _new_branches(self, label: object) -> FlatBranches:
         rank = self.config.shared_rank if label == "shared" else self.config.domain_rank

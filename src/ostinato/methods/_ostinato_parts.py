@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from pydantic import Field
@@ -21,7 +21,6 @@ class OstinatoConfig(MethodConfig):
     """Settings of the method; the presets differ in `learn` alone."""
 
     lr: float = Field(2e-3, gt=0, description="learning rate of a branch's first update")
-    weight_decay: float = Field(0.05, ge=0, description="weight decay")
     learn: bool = Field(True, description="refine experts by gradients, on top of their maps")
     count_in: bool = Field(True, description="let a batch's own images shape the answer to it")
     shares: tuple[float, ...] = Field(
@@ -40,10 +39,15 @@ class OstinatoConfig(MethodConfig):
     apart: float = Field(5.5, gt=0, description="deviations between two domains")
     max_domains: int = Field(32, ge=2, description="domains that are kept, beside the source")
     buffer: int = Field(128, ge=8, description="latest images of a domain that maps are made from")
-    compile: bool = Field(
-        False, description="on a GPU, capture whole answers and updates where the model allows it"
+    compile: bool | Literal["auto"] = Field(
+        False,
+        description="on a GPU, capture whole answers and updates where the model allows it; "
+        "true warns where it does not, auto does not",
     )
-    buffer_mb: float = Field(128.0, gt=0, description="megabytes that all buffers may take")
+    resident: int = Field(
+        64, ge=1, description="domains whose experts stay on a GPU; others wait in host memory"
+    )
+    buffer_mb: float = Field(256.0, gt=0, description="megabytes that all buffers may take")
 
 
 @dataclass(frozen=True)
@@ -73,8 +77,11 @@ class Domain:
         share: what its maps move tokens by; 0 while the source answers.
         branches: what it has learned, once it learns.
         recent: latest images, uint8, oldest first.
+        arrived: for each of them, the update of the state that brought it.
         waiting: how many of the latest have not been learned from.
         variety: entropy of the mean answer that its maps alone give; learned answers keep near it.
+        unsure: mean entropy of those answers, in nats; learned ones are given as sure as that.
+        temperature: what learned logits are divided by for that.
         used: the last update of the state in which it had an image.
         skipped: micro-batches passed over since its last update.
         usual: entropy of its answers, in ln C, as it usually is.
@@ -88,24 +95,51 @@ class Domain:
     share: float = 0.0
     branches: FlatBranches | None = None
     recent: list[Tensor] = field(default_factory=list)
+    arrived: list[int] = field(default_factory=list)
     waiting: int = 0
     used: int = 0
     variety: float = 0.0
+    unsure: float = 0.0
+    temperature: float = 1.0
     skipped: int = 0
     usual: float = 1.0
     excess: float = 0.0
     published: Published | None = field(default=None, repr=False)
 
-    def add(self, images: list[Tensor], bound: int) -> None:
+    def add(self, images: list[Tensor], bound: int, when: int) -> None:
         """Keep new images, at most `bound` of the latest."""
         self.images += len(images)
-        self.recent = alike(self.recent + images)[-bound:]
-        self.waiting = min(self.waiting + len(images), len(self.recent))
+        self.waiting += len(images)
+        self.arrived += [when] * len(images)
+        self.recent = alike(self.recent + images)
+        self.drop_oldest(max(len(self.arrived) - min(len(self.recent), bound), 0))
+
+    def drop_oldest(self, count: int) -> None:
+        """Keep all of the latest images but so many."""
+        self.arrived = self.arrived[count:]
+        self.recent = self.recent[len(self.recent) - len(self.arrived) :]
+        self.waiting = min(self.waiting, len(self.recent))
+
+    def learned_from(self, count: int) -> None:
+        """So many of its images wait no longer."""
+        self.waiting = max(self.waiting - count, 0)
+
+    def forget_learned(self) -> None:
+        """Go back to the maps alone."""
+        self.branches, self.temperature = None, 1.0
 
     def made(self) -> None:
         """The maps were made: wait for twice as many images, later four times as many."""
         self.due = max(self.due, self.images)
         self.due *= 2 if self.due < 200 else 4
+
+    def move(self, device: torch.device | str) -> None:
+        """Let its expert go to another device; `torch.device` compares, so say which GPU."""
+        place = torch.device(device)
+        if any(one.shift.device != place for one in self.maps):
+            self.maps = tuple(one.to(place) for one in self.maps)
+        if self.branches is not None:
+            self.branches.move(place)
 
     def expert(self) -> Expert:
         """What is published of it: the same one for as long as nothing in it changes."""
@@ -128,6 +162,7 @@ class Version:
         experts: by domain.
         shared: the learned branches that domains share.
         shares: by domain, what its maps move tokens by; its trust.
+        temperatures: by domain, what its logits are divided by.
     """
 
     number: int
@@ -135,6 +170,7 @@ class Version:
     experts: Mapping[int, Expert] = field(default_factory=dict)
     shared: tuple[Branch, ...] = ()
     shares: Mapping[int, float] = field(default_factory=dict)
+    temperatures: Mapping[int, float] = field(default_factory=dict)
 
 
 PRESETS: dict[str, dict[str, Any]] = {"robust": {"learn": True}, "forward-only": {"learn": False}}
