@@ -261,10 +261,13 @@ def logits_of(output: Any) -> Tensor:
 
 
 def fingerprint(model: nn.Module) -> str:
-    """A short hash of names, shapes and a sample of every weight: which model is this?"""
+    """A short hash of names, shapes and a sample of every weight: which model is this?
+
+    Windows, scales and flips around a model do not make it another one.
+    """
     total = hashlib.sha256()
     samples = []
-    for name, tensor in sorted(model.state_dict().items()):
+    for name, tensor in sorted(innermost(model).state_dict().items()):
         total.update(f"{name}{tuple(tensor.shape)}".encode())
         flat = tensor.detach().reshape(-1)
         samples.append(flat[:: max(1, flat.numel() // 64)][:64].double())

@@ -24,7 +24,7 @@ from ostinato.errors import ConfigError, MissingResource
 from ostinato.methods.base import Method
 from ostinato.methods.choosing import choose_method, free_presets
 from ostinato.methods.contract import MethodConfig, Need, resolve_config
-from ostinato.models.loading import OWN, check_model, load_model
+from ostinato.models.loading import check_model, load_model
 from ostinato.ops.processes import ALONE, Processes
 from ostinato.ops.snapshot import State, load_state, save_state
 from ostinato.ops.statistics import SourceStatistics
@@ -211,14 +211,14 @@ def _look_up(spec: Spec) -> MethodConfig:
         hint = _other_preset(kind, "source statistics")
         raise ConfigError(
             f"{spec.label} needs source statistics: set statistics to a file or to a number of "
-            f"clean images (300 are good){', to embedded' * (spec.model in OWN)}{hint}."
+            f"clean images (300 are good){', to embedded' * (spec.model == EMBEDDED)}{hint}."
         )
     if "prepared file" in kind.needs(config) and spec.prepared is None:
         raise ConfigError(
             f"{spec.label} has to be prepared on clean images: set prepared to a file or to a "
             "number of images (500 are good)."
         )
-    if spec.statistics == EMBEDDED and spec.model not in OWN:
+    if spec.statistics == EMBEDDED and spec.model != EMBEDDED:
         raise ConfigError("The embedded statistics are the embedded model's; count images instead.")
     for key in ("statistics", "prepared"):
         value = getattr(spec, key)

@@ -98,6 +98,7 @@ ACDC = Part(
     {
         **EMBEDDED,
         "model": MOSAIC,
+        "statistics": 100,
         "prepared": 150,
         "batch_size": 1,
         "seeds": SEEDS[:1],  # fourteen views of every picture take their time on a CPU
