@@ -8,12 +8,13 @@ from dataclasses import replace
 from rich.console import Console
 
 from ostinato.bench.cells import class_block, printed_row, value
+from ostinato.bench.groups import by_stream, run_ahead, run_group
 from ostinato.bench.job import check_spec
 from ostinato.bench.models import views_name, weights_name
 from ostinato.bench.printed import printed
 from ostinato.bench.render import ClassBlock, Heading, TableResult, TableRow
-from ostinato.bench.request import Request
-from ostinato.bench.rows import Outcome, Workers, run_rows
+from ostinato.bench.request import Outcome, Request
+from ostinato.bench.rows import Workers
 from ostinato.bench.seeds import seed_note
 from ostinato.bench.spec import Spec, merge, split_label
 from ostinato.bench.summary import Summary
@@ -188,8 +189,12 @@ def run_all(
 
     Where only what is finished is asked for, a row needs all seeds of one part at least.
     """
+    ahead: Mapping[str, Outcome] = {}
+    if request.engine is not None and not request.finished:
+        specs = [spec_of(table, part, v, request) for part in table.parts for v in variants]
+        ahead = run_ahead(request.engine, specs, request, console)
     with Workers(request.jobs) as workers:
-        found, failed = _run_parts(table, variants, request, workers, console)
+        found, failed = _run_parts(table, variants, request, workers, console, ahead)
     done = {label for label, _ in found}
     for variant in variants:
         if variant.label not in done:
@@ -203,14 +208,15 @@ def _run_parts(
     request: Request,
     workers: Workers,
     console: Console,
+    ahead: Mapping[str, Outcome],
 ) -> tuple[Found, dict[str, OstinatoError]]:
     found: Found = {}
     failed: dict[str, OstinatoError] = {}
     for part in table.parts:
         specs = {v.label: spec_of(table, part, v, request) for v in variants}
         kept = {label: spec for label, spec in specs.items() if label not in failed}
-        for group in _by_stream(kept):
-            for label, outcomes in _run_group(group, request, workers, console).items():
+        for group in by_stream(kept):
+            for label, outcomes in run_group(group, request, workers, console, ahead).items():
                 error = next((o for o in outcomes if isinstance(o, OstinatoError)), None)
                 summaries = [o for o in outcomes if isinstance(o, Summary)]
                 if error is not None and _insists(table, request):
@@ -220,40 +226,6 @@ def _run_parts(
                 elif len(summaries) == len(specs[label].seeds):
                     found[label, part.name] = summaries
     return found, failed
-
-
-def _by_stream(specs: Mapping[str, Spec]) -> list[dict[str, Spec]]:
-    """Rows that see the same batches, together."""
-    groups: dict[str, dict[str, Spec]] = {}
-    shown = {"stream", "data", "roots", "seeds", "batch_size", "device"}
-    for label, spec in specs.items():
-        groups.setdefault(spec.model_dump_json(include=shown), {})[label] = spec
-    return list(groups.values())
-
-
-def _run_group(
-    specs: Mapping[str, Spec], request: Request, workers: Workers, console: Console
-) -> dict[str, list[Outcome]]:
-    """Rows of one stream, seed by seed; what became of each."""
-    outcomes: dict[str, list[Outcome]] = {label: [] for label in specs}
-    for seed in next(iter(specs.values())).seeds:
-        rows = {
-            label: spec.replace(seeds=(seed,))
-            for label, spec in specs.items()
-            if not any(isinstance(one, OstinatoError) for one in outcomes[label])
-        }
-        made = run_rows(
-            rows,
-            out=request.out,
-            again=request.again,
-            finished_alone=request.finished,
-            memory=request.memory,
-            workers=workers,
-            console=console,
-        )
-        for label, outcome in made.items():
-            outcomes[label].append(outcome)
-    return outcomes
 
 
 def _with_rounds(columns: Sequence[Measure], found: Found) -> tuple[Measure, ...]:
@@ -328,6 +300,8 @@ def _result(
     small = table.small_notes if request.scale == "small" else ()
     timed = any(m.kind == "speed" for m in table.columns)
     beside = (_BESIDE.format(request.jobs),) if timed and request.jobs > 1 else ()
+    if request.engine is not None:
+        beside = (request.engine.said,)
     return TableResult(
         name=table.name,
         title=table.title,

@@ -19,6 +19,7 @@ from rich.console import Console
 
 from ostinato.bench.diagnostics import write_diagnostics
 from ostinato.bench.job import Job, check_spec, open_job, resolve
+from ostinato.bench.listener import Listener
 from ostinato.bench.metrics import peak_memory, record_step, reset_peak
 from ostinato.bench.progress import RunProgress
 from ostinato.bench.provenance import Provenance, hash_tensors, spec_hash
@@ -58,6 +59,7 @@ def run(
     quiet: bool = False,
     stream: Stream | None = None,
     finish: Finish | None = None,
+    listener: Listener | None = None,
 ) -> list[RunFolder]:
     """Run a spec, once for each of its seeds; what is complete already is only opened.
 
@@ -71,6 +73,7 @@ def run(
         stream: the spec's stream where it is open already (a table shares one).
         finish: called with method, stream and folder after the last batch, before the run counts
             as complete; a place to look into the adapted model.
+        listener: told of every batch and checkpoint.
     """
     if every < 1:
         raise ConfigError(f"every = {every}: a checkpoint comes after 1 batch or more.")
@@ -81,7 +84,7 @@ def run(
         check_spec(one)
     # One job at a time, so that only one model is in memory.
     return [
-        _run_job(open_job(one, stream), Path(out), again, every, console, quiet, finish)
+        _run_job(open_job(one, stream), Path(out), again, every, console, quiet, finish, listener)
         for one in spec.runs()
     ]
 
@@ -134,15 +137,17 @@ def _run_job(
     console: Console,
     quiet: bool,
     finish: Finish | None = None,
+    listener: Listener | None = None,
 ) -> RunFolder:
     digest = spec_hash(job.spec.stored())
-    found = find_run(out, digest, None if quiet else lambda text: _say(console, text))
+    tell = None if quiet else lambda text: _say(console, text)
+    found = find_run(out, digest, tell, begun=again)
     if found is not None:
         folder = RunFolder.open(found)
         if not (again and folder.is_complete):
             _check_same_source(job, folder)
         if not folder.is_complete:
-            return _loop(job, folder, job.adapt(found), every, console, quiet, finish)
+            return _loop(job, folder, job.adapt(found), every, console, quiet, finish, listener)
         if not again:
             if not quiet:
                 _say(console, f"{found} is complete already")
@@ -161,7 +166,7 @@ def _run_job(
     folder = RunFolder.create(place, job.spec.stored(), provenance)
     job.stream.write_artifacts(place / "data")
     job.keep_prepared(method, place)
-    return _loop(job, folder, method, every, console, quiet, finish)
+    return _loop(job, folder, method, every, console, quiet, finish, listener)
 
 
 def _weights(job: Job) -> str:
@@ -194,16 +199,19 @@ def _loop(
     console: Console,
     quiet: bool,
     finish: Finish | None = None,
+    listener: Listener | None = None,
 ) -> RunFolder:
     """All batches that are still to come."""
     start = folder.resume_point()
     if start.state is not None:
         method.import_state(start.state)
     stream, title = job.stream, f"{job.spec.label} {job.spec.stream} {job.spec.seed}"
+    listener = listener or Listener()
     told = "domain labels" in method.needs(method.config)
     samples = SampleKeeper(job, folder.path)
     with folder, RunProgress(title, len(stream), console, quiet) as progress, _gently() as stop:
         progress.skip(folder.records())
+        listener.begun(folder, start.next_index, len(stream))
         for index in range(start.next_index, len(stream)):
             batch = stream[index]
             reset_peak(method.model.device)
@@ -225,14 +233,17 @@ def _loop(
             samples.keep(batch, output.logits)
             folder.append(record)
             progress.show(record)
+            listener.batch(record)
             if stop.is_set():
                 folder.checkpoint(method.export_state())
+                listener.saved(folder)
                 raise Interrupted(
                     f"Stopped after batch {index + 1} of {len(stream)}. Go on with: "
                     f"ostinato run {folder.path}"
                 )
             if (index + 1) % every == 0 and index + 1 < len(stream):
                 folder.checkpoint(method.export_state())
+                listener.saved(folder)
         if finish is not None:
             finish(method, stream, folder)
         write_diagnostics(folder, method.diagnose())
