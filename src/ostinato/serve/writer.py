@@ -15,13 +15,15 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from ostinato.errors import StateError
 from ostinato.ops.snapshot import State
 from ostinato.serve.snapshots import keep_latest, write_snapshot
 from ostinato.serve.store import SnapshotRow, Store
 
+Row: TypeAlias = tuple[str, tuple[Any, ...]]
+"""A table, and what goes into it; a stream's id comes first."""
 PENDING = 20_000
 """Events and answers kept while nothing can be written; older ones are dropped, and counted."""
 RETRY = 1.0
@@ -65,7 +67,7 @@ class Writer:
         self.most = {"events": events, "answers": answers}
         self.trouble: str | None = None
         self.dropped = 0
-        self._rows: deque[tuple[str, tuple[Any, ...]]] = deque()
+        self._rows: deque[Row] = deque()
         self._jobs: deque[SnapshotJob] = deque()
         self._ready = threading.Condition()
         self._stopping = self._idle = False
@@ -149,10 +151,10 @@ class Writer:
             try:
                 connection = connection or self.store.connect()
                 if rows:
-                    self._write_rows(connection, rows)
+                    self.write_rows(connection, rows)
                     rows = []
                 if job is not None:
-                    self._write_job(connection, job)
+                    self.write_job(connection, job)
                 self.trouble = None
             except (sqlite3.Error, OSError, StateError) as error:
                 connection = None
@@ -160,9 +162,8 @@ class Writer:
         if connection is not None:
             connection.close()
 
-    def _write_rows(
-        self, connection: sqlite3.Connection, rows: list[tuple[str, tuple[Any, ...]]]
-    ) -> None:
+    def write_rows(self, connection: sqlite3.Connection, rows: list[Row]) -> None:
+        """Write events and answers, and remove old ones."""
         events = [row for table, row in rows if table == "events"]
         answers = [row for table, row in rows if table == "answers"]
         with connection:
@@ -202,7 +203,8 @@ class Writer:
                     (stream, stream, most),
                 )
 
-    def _write_job(self, connection: sqlite3.Connection, job: SnapshotJob) -> None:
+    def write_job(self, connection: sqlite3.Connection, job: SnapshotJob) -> None:
+        """Write a state, and remove old ones."""
         if not job.done.set_running_or_notify_cancel():
             return
         try:
@@ -217,9 +219,7 @@ class Writer:
             job.finished(row)
         job.done.set_result(row)
 
-    def _give_back(
-        self, rows: list[tuple[str, tuple[Any, ...]]], job: SnapshotJob | None, error: Exception
-    ) -> None:
+    def _give_back(self, rows: list[Row], job: SnapshotJob | None, error: Exception) -> None:
         """Say what is wrong and try again later; a failed snapshot is made anew by its stream."""
         self.trouble = f"{type(error).__name__}: {error}"[:200]
         with self._ready:
