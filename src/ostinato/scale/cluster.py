@@ -64,6 +64,13 @@ def connected(address: str | None = None, cpus: float | None = None) -> Iterator
             f"There is no Ray cluster at {address} ({str(error)[:160]}): start one with 'ray start "
             "--head', or leave the address out."
         ) from None
+    except Exception as error:  # Ray has no type of its own for this one
+        if "timed out during startup" not in str(error):
+            raise
+        raise ConfigError(
+            "Ray did not start within the 30 seconds it gives itself, so busy is this machine. Try "
+            "again, or start it with 'ray start --head' and name its address."
+        ) from None
     try:
         yield ray
     finally:
