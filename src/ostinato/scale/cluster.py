@@ -17,6 +17,7 @@ QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",  # nothing is reported to anybody
     # What a cluster of this machine listens on: 127.0.0.1, on every system as on a Mac.
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+    "RAY_worker_niceness": "0",  # rows and shards are what the machine is there for
     # A task without a GPU sees none; this is how Ray itself will do it from its next version on.
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
