@@ -24,7 +24,7 @@ COMMAND = "import sys; from ostinato.cli import main; main(sys.argv[1:])"
 NURSERY = """
 import os, signal, sys
 import timm, torchvision
-import ostinato.bench.models, ostinato.serve.running
+import ostinato.models.loading, ostinato.serve.running
 from ostinato.serve import routes_operate, routes_page, routes_predict, routes_read
 from ostinato.cli import main
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)

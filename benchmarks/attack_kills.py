@@ -17,11 +17,11 @@ import torch
 from attack_count import Count
 from attack_state import same
 
-from ostinato.bench.results import RunFolder
-from ostinato.bench.runner import run
-from ostinato.bench.spec import Spec
 from ostinato.errors import OstinatoError
 from ostinato.ops.snapshot import State, load_state, save_state
+from ostinato.running.results import RunFolder
+from ostinato.running.runner import run
+from ostinato.running.spec import Spec
 
 TINY: dict[str, Any] = {
     "method": "tent", "stream": "recurring", "batch_size": 4, "device": "cpu",

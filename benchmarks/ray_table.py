@@ -19,11 +19,11 @@ import torch
 from _cluster import nodes
 from rich.console import Console
 
-from ostinato.bench.assemble import build_table
-from ostinato.bench.render import TableResult
-from ostinato.bench.request import Request
-from ostinato.bench.results import RunFolder
+from ostinato.running.results import RunFolder
 from ostinato.scale.sweep import RayEngine
+from ostinato.tables.assemble import build_table
+from ostinato.tables.render import TableResult
+from ostinato.tables.request import Request
 
 TIMED = ("img/s",)
 METHODS = ("source", "tent", "ostinato:robust")

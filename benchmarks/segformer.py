@@ -23,10 +23,10 @@ import tyro
 from torch import Tensor, nn
 
 import ostinato
-from ostinato.bench.fit import resolve_device
-from ostinato.bench.provenance import describe_device
-from ostinato.bench.speed import LiveTensors
 from ostinato.models import VisionModel
+from ostinato.running.fit import resolve_device
+from ostinato.running.provenance import describe_device
+from ostinato.speed.measure import LiveTensors
 
 Size = Literal["b0", "b1", "b2", "b3", "b4", "b5"]
 Name = Literal["paper", "robust", "tent", "cotta"]

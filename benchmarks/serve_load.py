@@ -74,8 +74,8 @@ def prepared(given: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], l
 
 def _statistics(given: argparse.Namespace, folder: Path) -> Path:
     from ostinato.api import collect_statistics
-    from ostinato.bench.models import load_model
-    from ostinato.bench.spec import Spec
+    from ostinato.models.loading import load_model
+    from ostinato.running.spec import Spec
 
     spec = Spec.parse({"model": given.model, "weights": given.weights, "device": given.device})
     clean = torch.from_numpy(images(200)[0]).float() / 255

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import tyro
 
-from ostinato.cli_speed import speed_command
+from ostinato.cli.speed import speed_command
 
 if __name__ == "__main__":
     tyro.cli(speed_command)

@@ -28,10 +28,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ostinato.bench.metrics import mean_iou
 from ostinato.data.datasets.base import IGNORE
 from ostinato.data.datasets.camvid import CamVid
 from ostinato.models import IMAGENET
+from ostinato.scoring.metrics import mean_iou
 
 SIZES: dict[str, dict[str, Any]] = {
     "b0": {"hidden_sizes": [32, 64, 160, 256], "depths": [2, 2, 2, 2], "decoder_hidden_size": 256},

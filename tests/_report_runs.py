@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from ostinato.bench.diagnostics import write_diagnostics
-from ostinato.bench.provenance import Provenance
-from ostinato.bench.record import Record
-from ostinato.bench.results import RunFolder
-from ostinato.bench.summary import summarise
+from ostinato.running.diagnostics import write_diagnostics
+from ostinato.running.provenance import Provenance
+from ostinato.running.results import RunFolder
+from ostinato.scoring.record import Record
+from ostinato.scoring.summary import summarise
 
 ORIGIN = Provenance(
     versions={"ostinato": "0"}, weights="w" * 16, data="d" * 16, date="2026-01-01T00:00:00+00:00"

@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from ostinato.bench import results
-from ostinato.bench.provenance import Provenance
-from ostinato.bench.record import Record
-from ostinato.bench.results import RunFolder, find_run
-from ostinato.bench.summary import summarise
 from ostinato.errors import ConfigError, DataError, OstinatoError, StateError
 from ostinato.ops.snapshot import State
 from ostinato.report.runs import read_variants
+from ostinato.running import results
+from ostinato.running.provenance import Provenance
+from ostinato.running.results import RunFolder, find_run
+from ostinato.scoring.record import Record
+from ostinato.scoring.summary import summarise
 
 SPEC = {"method": "tent"}
 

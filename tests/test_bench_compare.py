@@ -3,11 +3,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ostinato.bench import _bootstrap
-from ostinato.bench.compare import compare
-from ostinato.bench.record import Record
-from ostinato.bench.summary import summarise
 from ostinato.errors import ConfigError, DataError
+from ostinato.scoring import _bootstrap
+from ostinato.scoring.compare import compare
+from ostinato.scoring.record import Record
+from ostinato.scoring.summary import summarise
 
 
 def run(hits: np.ndarray, prefix: str = "k", size: int = 25) -> list[Record]:

@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostinato.bench.forgetting import (
+from ostinato.errors import DataError
+from ostinato.scoring.forgetting import (
     Score,
     cells,
     domain_means,
@@ -14,9 +15,8 @@ from ostinato.bench.forgetting import (
     round_means,
     total_mean,
 )
-from ostinato.bench.record import Record
-from ostinato.bench.summary import Summary, summarise
-from ostinato.errors import DataError
+from ostinato.scoring.record import Record
+from ostinato.scoring.summary import Summary, summarise
 
 
 def batch(index: int, domain: str, hits: str, number: int = 0, **more: object) -> Record:

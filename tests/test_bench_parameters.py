@@ -10,13 +10,13 @@ import torch
 from torch import nn
 
 from ostinato.api import adapt, collect_statistics, prepare
-from ostinato.bench.assemble import build_table
-from ostinato.bench.request import Request
 from ostinato.checks import small_model
 from ostinato.data.embedded import build_embedded
 from ostinato.methods.base import Method
 from ostinato.methods.contract import resolve_config
 from ostinato.registry import METHODS
+from ostinato.tables.assemble import build_table
+from ostinato.tables.request import Request
 
 K = 7
 ON_TRANSFORMERS = [name for name in METHODS.names() if METHODS[name].info.norms == "any"]

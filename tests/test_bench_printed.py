@@ -5,10 +5,10 @@ import sys
 
 import pytest
 
-from ostinato.bench.printed import PRINTED, disagreements, printed, recompute
-from ostinato.bench.printed_row import Cell
 from ostinato.errors import UnknownName
 from ostinato.registry import TABLES
+from ostinato.tables.printed import PRINTED, disagreements, printed, recompute
+from ostinato.tables.printed_row import Cell
 
 # What the paper's own cells contradict; everything else in it adds up.
 MISPRINTS = {
@@ -70,7 +70,7 @@ def test_misprints_stay_as_printed_and_carry_a_note() -> None:
 
 
 def test_notes_stand_on_cells_that_exist() -> None:
-    from ostinato.bench import _printed_rows as rows
+    from ostinato.tables import _printed_rows as rows
 
     for (table, method, heading, number), note in rows.NOTES.items():
         assert printed(table).cell(method, heading, number).note == note
@@ -123,7 +123,7 @@ def test_stronger_figures_declare_their_help() -> None:
 
 
 def test_protocols_are_kept_apart() -> None:
-    from ostinato.bench.cells import printed_row
+    from ostinato.tables.cells import printed_row
 
     paper, often = printed("imagenet-c"), printed("recurring-20")
     assert paper.cell("Source", "Mean").value == 55.8
@@ -163,8 +163,8 @@ def test_unknown_names_offer_the_nearest() -> None:
 
 def test_reading_results_does_not_load_torch() -> None:
     code = (
-        "import sys, ostinato.bench.printed, ostinato.bench.compare, ostinato.bench.results;"
-        "import ostinato.bench.forgetting, ostinato.bench.routing;"
+        "import sys, ostinato.tables.printed, ostinato.scoring.compare, ostinato.running.results;"
+        "import ostinato.scoring.forgetting, ostinato.scoring.routing;"
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -12,10 +12,10 @@ from torchmetrics.functional.classification import (
     multiclass_jaccard_index,
 )
 
-from ostinato.bench.calibration import add_bins, bin_answers, calibration_error, reliability
-from ostinato.bench.metrics import cost, mean_iou, peak_memory, record_step, score_images
-from ostinato.bench.record import Record, RecordedDecision
 from ostinato.errors import ConfigError, DataError
+from ostinato.scoring.calibration import add_bins, bin_answers, calibration_error, reliability
+from ostinato.scoring.metrics import cost, mean_iou, peak_memory, record_step, score_images
+from ostinato.scoring.record import Record, RecordedDecision
 from ostinato.types import Batch, Decision, StepOutput
 
 

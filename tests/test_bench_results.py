@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from ostinato.bench.provenance import (
+from ostinato.errors import ConfigError, DataError
+from ostinato.ops.snapshot import State
+from ostinato.running.provenance import (
     Provenance,
     hash_names,
     hash_tensors,
@@ -18,11 +20,9 @@ from ostinato.bench.provenance import (
     source_commit,
     spec_hash,
 )
-from ostinato.bench.record import Record
-from ostinato.bench.results import RunFolder, find_run
-from ostinato.bench.summary import summarise
-from ostinato.errors import ConfigError, DataError
-from ostinato.ops.snapshot import State
+from ostinato.running.results import RunFolder, find_run
+from ostinato.scoring.record import Record
+from ostinato.scoring.summary import summarise
 
 SPEC = {"method": "tent", "stream": {"rounds": 3}}
 

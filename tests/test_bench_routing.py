@@ -11,8 +11,9 @@ from sklearn.metrics import (
 )
 from sklearn.metrics.cluster import contingency_matrix, expected_mutual_information
 
-from ostinato.bench.record import Record
-from ostinato.bench.routing import (
+from ostinato.errors import DataError
+from ostinato.scoring.record import Record
+from ostinato.scoring.routing import (
     Change,
     adjusted_mutual_information,
     changes,
@@ -25,7 +26,6 @@ from ostinato.bench.routing import (
     purity,
     routing,
 )
-from ostinato.errors import DataError
 
 labels = st.integers(1, 40).flatmap(
     lambda n: st.tuples(

@@ -10,20 +10,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from ostinato.bench.cells import class_block
-from ostinato.bench.classes import class_names, class_scores
-from ostinato.bench.job import open_stream
-from ostinato.bench.metrics import class_iou, mean_iou
-from ostinato.bench.printed import printed
-from ostinato.bench.record import Record
-from ostinato.bench.render import TableResult, to_json, to_markdown
-from ostinato.bench.spec import Spec
-from ostinato.bench.summary import summarise
-from ostinato.bench.tables import METHODS_ACDC
 from ostinato.data.corruptions import DRIVING
 from ostinato.data.datasets.camvid import CamVid
 from ostinato.errors import DataError
 from ostinato.registry import TABLES
+from ostinato.running.job import open_stream
+from ostinato.running.spec import Spec
+from ostinato.scoring.classes import class_names, class_scores
+from ostinato.scoring.metrics import class_iou, mean_iou
+from ostinato.scoring.record import Record
+from ostinato.scoring.summary import summarise
+from ostinato.tables.cells import class_block
+from ostinato.tables.printed import printed
+from ostinato.tables.render import TableResult, to_json, to_markdown
+from ostinato.tables.tables import METHODS_ACDC
 
 COUNTS = hnp.arrays(np.int64, st.integers(1, 5).map(lambda n: (n, n)), elements=st.integers(0, 9))
 

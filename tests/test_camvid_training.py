@@ -42,10 +42,10 @@ def trained(script, camvid, tmp_path_factory) -> Path:
 
 
 def test_two_steps_leave_a_model_that_runs_load(trained, camvid, script):
-    from ostinato.bench.models import load_model
-    from ostinato.bench.spec import Spec
     from ostinato.data.datasets.camvid import CamVid
     from ostinato.models import IMAGENET, input_convention
+    from ostinato.models.loading import load_model
+    from ostinato.running.spec import Spec
 
     log = json.loads((trained / "train_log.json").read_text())
     assert [entry["steps"] for entry in log["checks"]] == [2]

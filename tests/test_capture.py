@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from ostinato.api import adapt
-from ostinato.bench._speed_ways import trusting
 from ostinato.checks import small_model
 from ostinato.methods import _ostinato_capture as capture
 from ostinato.methods._ostinato_answers import Answers
+from ostinato.speed.ways import trusting
 
 kit = runpy.run_path(str(Path(__file__).with_name("_ostinato_small.py")))
 clean, shifted = kit["clean"], kit["shifted"]

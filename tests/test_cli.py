@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,15 +18,14 @@ from PIL import Image
 
 import ostinato
 from ostinato import cli, registry
-from ostinato.bench import method_page
-from ostinato.bench.source_images import fitting_transform, load_source, open_source
-from ostinato.bench.speed import LiveTensors, measure_routing, measure_stream
 from ostinato.checks import small_model
 from ostinato.data.embedded import embedded_images, embedded_model
 from ostinato.errors import ConfigError, DataError, MissingResource
 from ostinato.models import fingerprint
 from ostinato.ops.snapshot import load_state
 from ostinato.remembered import remembered
+from ostinato.running.source_images import fitting_transform, load_source, open_source
+from ostinato.speed.measure import LiveTensors, measure_routing, measure_stream
 
 METHODS_PAGE = Path(__file__).parents[1] / "docs" / "methods.md"
 PREPARE = ["--model", "embedded", "--data", "embedded-tune", "--device", "cpu"]
@@ -129,15 +131,17 @@ def test_needs_follow_the_preset(capsys: pytest.CaptureFixture[str]) -> None:
 
 # The page of methods.
 
+method_page = SimpleNamespace(**runpy.run_path(str(METHODS_PAGE.parent / "_site/write_methods.py")))
 
-def page_costs(text: str) -> dict[str, method_page.Cost]:
+
+def page_costs(text: str) -> dict[str, Any]:
     cells = re.findall(r"^\| `(\w+)` \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|$", text, re.M)
     return {name: method_page.Cost(*map(float, rest)) for name, *rest in cells}
 
 
 def test_the_page_of_methods_is_what_they_declare() -> None:
     text = METHODS_PAGE.read_text(encoding="utf-8")
-    hint = "run: ostinato list methods --markdown > docs/methods.md"
+    hint = "run: python docs/_site/write_methods.py docs/methods.md"
     assert set(page_costs(text)) == set(registry.METHODS.names()), hint
     assert text == method_page.method_page(page_costs(text)), hint
 
@@ -392,6 +396,31 @@ def test_a_bare_command_shows_its_help(capsys: pytest.CaptureFixture[str]) -> No
     assert run("run") == 0
     shown = capsys.readouterr().out
     assert "--data [folder:DIR | NAME | KEY=VALUE ...]" in shown
+
+
+def test_a_new_command_is_one_file(tmp_path: Path) -> None:
+    """A file beside the others is all it takes to be listed, explained and run."""
+    (tmp_path / "greet.py").write_text(
+        "from ostinato.cli._command import command\n"
+        "from ostinato.cli._words import Named\n\n"
+        '@command("greet", "NAME: say hello", "start")\n'
+        "def greet_command(name: Named, /, *, loud: bool = False) -> None:\n"
+        '    """Say hello.\n\n    Args:\n        name: of whom.\n        loud: louder.\n    """\n'
+        "    print(f'hello {name}' + '!' * loud)\n"
+    )
+    code = (
+        "import sys, ostinato.cli\n"
+        f"ostinato.cli.__path__.append({str(tmp_path)!r})\n"
+        "ostinato.cli.main(sys.argv[1:])"
+    )
+
+    def said(*words: str) -> str:
+        line = [sys.executable, "-c", code, *words]
+        return subprocess.run(line, capture_output=True, text=True, check=True).stdout
+
+    assert "  greet        NAME: say hello\n" in said("--help")
+    assert "of whom" in said("greet")
+    assert said("greet", "Ada", "--loud") == "hello Ada!\n"
 
 
 def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,11 +12,11 @@ import pytest
 import torch
 from PIL import Image
 
-from ostinato.bench.models import load_model
-from ostinato.bench.spec import Spec, parse_pairs
 from ostinato.cli import main
 from ostinato.data.datasets._files import MOST_PIXELS, decode_rgb
 from ostinato.errors import ConfigError, DataError
+from ostinato.models.loading import load_model
+from ostinato.running.spec import Spec, parse_pairs
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 

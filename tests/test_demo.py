@@ -21,15 +21,15 @@ import pytest
 from rich.console import Console
 
 from ostinato import cli
-from ostinato.bench import runner
-from ostinato.bench.record import Record, RecordedDecision
-from ostinato.bench.results import RunFolder
-from ostinato.bench.summary import summarise
 from ostinato.demo import command, folder, plan, workers
 from ostinato.demo.folder import Job, choose_home, prepare
 from ostinato.demo.live import picture
 from ostinato.demo.plan import BATCH, DOMAINS, ROUNDS, ROWS, Plan, Row
 from ostinato.errors import ConfigError, OstinatoError
+from ostinato.running import runner
+from ostinato.running.results import RunFolder
+from ostinato.scoring.record import Record, RecordedDecision
+from ostinato.scoring.summary import summarise
 
 SOURCE, ROBUST = ROWS[0], ROWS[-1]
 TINY = Plan((SOURCE, ROBUST), (2025,), BATCH)

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import ostinato
-from ostinato.dense import MultiView, SlidingWindow, window_starts
 from ostinato.errors import ConfigError
 from ostinato.models import IMAGENET, VisionModel, input_convention, logits_of
+from ostinato.models.dense import MultiView, SlidingWindow, window_starts
 from ostinato.ops.features import FeatureTaps
 from ostinato.registry import METHODS
 

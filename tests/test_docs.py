@@ -112,9 +112,9 @@ def test_no_page_uses_another_word_for_the_same_thing() -> None:
 
 
 def test_pictures_and_lists_are_what_their_scripts_make() -> None:
-    walk = runpy.run_path(str(ROOT / "examples" / "draw_walk.py"))["draw"]()
+    walk = runpy.run_path(str(ROOT / "docs" / "_site" / "draw_walk.py"))["draw"]()
     assert (DOCS / "images" / "walk.svg").read_text(encoding="utf-8") == walk
-    made = runpy.run_path(str(ROOT / "examples" / "write_printed.py"))["page"]()
+    made = runpy.run_path(str(ROOT / "docs" / "_site" / "write_printed.py"))["page"]()
     assert (DOCS / "printed.md").read_text(encoding="utf-8") == made
 
 

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from ostinato.bench.results import RunFolder
 from ostinato.errors import StateError
 from ostinato.ops import files
 from ostinato.ops.files import write_atomically
 from ostinato.ops.snapshot import State, load_state, save_state
+from ostinato.running.results import RunFolder
 
 OLD, NEW = b"old content", b"the new content, which is longer"
 

@@ -9,14 +9,14 @@ import torch
 from PIL import Image
 from torch import nn
 
-from ostinato.bench.fit import match_folders
-from ostinato.bench.runner import run
-from ostinato.bench.source_images import load_source, open_source
-from ostinato.bench.spec import Spec
 from ostinato.data.datasets.folder import FolderDataset
 from ostinato.data.embedded import CLASSES, embedded_images, embedded_model
 from ostinato.errors import ConfigError
 from ostinato.models import output_names
+from ostinato.running.fit import match_folders
+from ostinato.running.runner import run
+from ostinato.running.source_images import load_source, open_source
+from ostinato.running.spec import Spec
 
 PICTURES = 6
 

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from ostinato.bench.fit import check_roots
-from ostinato.bench.models import check_model, load_model
-from ostinato.bench.spec import Spec, parse_data
 from ostinato.data.check import check
 from ostinato.data.datasets.base import open_dataset
 from ostinato.errors import ConfigError, DataError
+from ostinato.models.loading import check_model, load_model
+from ostinato.running.fit import check_roots
+from ostinato.running.spec import Spec, parse_data
 
 
 def test_a_missing_root_offers_folders_of_nearly_that_name_alone(tmp_path: Path) -> None:

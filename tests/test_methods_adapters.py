@@ -13,8 +13,9 @@ from ostinato.checks import CLASSES, small_batches, small_model
 from ostinato.errors import ConfigError, MissingResource, StateError, TargetError
 from ostinato.methods.base import Method
 from ostinato.methods.ecotta import distillation
-from ostinato.methods.vida import scales_for, symmetric_cross_entropy
+from ostinato.methods.vida import scales_for
 from ostinato.ops.adapters import TwoRanks, attention_linears, beside_parts
+from ostinato.ops.consistency import symmetric_cross_entropy
 from ostinato.ops.losses import softmax_entropy
 from ostinato.ops.snapshot import State
 from ostinato.ops.warmup import warm_up

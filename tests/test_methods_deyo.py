@@ -11,8 +11,8 @@ import torch
 from ostinato import adapt
 from ostinato.checks import small_batches, small_model
 from ostinato.methods.deyo import label_fall, sample_weight
+from ostinato.methods.deyo.shuffle import shuffle_patches
 from ostinato.models import VisionModel
-from ostinato.ops.shuffle import shuffle_patches
 
 
 def softmax(x):

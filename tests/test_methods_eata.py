@@ -14,8 +14,8 @@ from ostinato import adapt
 from ostinato.api import prepare
 from ostinato.checks import small_batches, small_model
 from ostinato.errors import ConfigError, MissingResource
+from ostinato.methods.eata.fisher import fisher_diagonal
 from ostinato.models import VisionModel
-from ostinato.ops.fisher import fisher_diagonal
 from ostinato.ops.snapshot import State
 
 KAPPA, REDUNDANCY = 0.9, 0.8

@@ -8,8 +8,15 @@ from PIL import Image, ImageOps
 
 from ostinato import adapt
 from ostinato.checks import small_batches, small_model
+from ostinato.methods.memo.augmix import (
+    augmix_views,
+    autocontrast,
+    equalize,
+    posterize,
+    solarize,
+    warp,
+)
 from ostinato.models import VisionModel
-from ostinato.ops.augmix import augmix_views, autocontrast, equalize, posterize, solarize, warp
 
 
 def test_one_image_is_one_step_on_the_marginal_entropy():

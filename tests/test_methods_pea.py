@@ -10,8 +10,8 @@ from ostinato import adapt
 from ostinato.api import prepare
 from ostinato.checks import small_batches, small_model
 from ostinato.methods.pea import seen_views
+from ostinato.methods.pea.colouring import TokenMoments, power, recolour
 from ostinato.models import VisionModel
-from ostinato.ops.colouring import TokenMoments, power, recolour
 
 
 def root(matrix, exponent):

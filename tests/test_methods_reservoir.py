@@ -13,14 +13,14 @@ from torch import Tensor
 from ostinato.api import adapt, prepare
 from ostinato.checks import small_batches, small_model
 from ostinato.errors import ConfigError, MissingResource
-from ostinato.methods.roid import correct_prior
-from ostinato.ops.reservoir import (
+from ostinato.methods.reservoir.store import (
     Styles,
     assignments,
     clustering_loss,
     log_assignments,
     prediction_information,
 )
+from ostinato.methods.roid import correct_prior
 from ostinato.ops.snapshot import State
 from ostinato.ops.style import cosine_filters, distance_quantile, image_moments, style_of
 

@@ -10,8 +10,8 @@ import torch
 
 from ostinato import adapt
 from ostinato.checks import small_batches, small_model
+from ostinato.methods.spa.weakened import PatchNoise, drop_low_frequencies, surer_divergence
 from ostinato.models import VisionModel
-from ostinato.ops.weakened import PatchNoise, drop_low_frequencies, surer_divergence
 
 
 def divergence(weak, clean):

@@ -13,9 +13,14 @@ from ostinato.api import adapt, prepare, unwrap
 from ostinato.checks import small_batches, small_model
 from ostinato.errors import MissingResource, TargetError
 from ostinato.methods.becotta import DOMAINS, as_domain
+from ostinato.methods.becotta.blended import (
+    BlendedExperts,
+    after_blocks,
+    domain_information,
+    route_to,
+)
 from ostinato.methods.svdp import SparsePrompt, placement, prompt_momentum
-from ostinato.ops.blended import BlendedExperts, after_blocks, domain_information, route_to
-from ostinato.ops.dropout import dropout_spread, find_classifier
+from ostinato.methods.svdp.dropout import dropout_spread, find_classifier
 from ostinato.ops.views import blend_labels, mean_probabilities
 
 SMALL_PROMPT = {"height": 32, "width": 32, "sparsity": 0.05, "passes": 3}
@@ -291,7 +296,7 @@ def test_all_tiles_of_a_picture_take_its_router() -> None:
 
 @pytest.mark.parametrize("images", [1, 2])
 def test_becotta_learns_from_mosaics(images: int) -> None:
-    from ostinato.bench.mosaic import clear_mosaics, mosaic_model
+    from ostinato.data.mosaic import clear_mosaics, mosaic_model
 
     clear = clear_mosaics()
     pictures = torch.stack([clear.image(n) for n in range(4)]).float() / 255

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 import ostinato
-from ostinato.bench.spec import Spec
 from ostinato.data.embedded import embedded_images, embedded_model
 from ostinato.errors import ConfigError, InputError
 from ostinato.methods.base import Input, Objective
 from ostinato.methods.tent import Tent
+from ostinato.running.spec import Spec
 
 
 def test_tf32_holds_during_a_step_and_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,9 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.decomposition import PCA
 
-from ostinato.bench.calibration import calibration_error, reliability
-from ostinato.bench.record import Record
-from ostinato.bench.routing import domains_over_time
 from ostinato.report.ablation import descriptor_ablation
 from ostinato.report.by_round import error_by_round
 from ostinato.report.domains import chosen, discriminator_timeline, pool_growth, stretches
@@ -27,6 +24,9 @@ from ostinato.report.runs import Variant, read_variants
 from ostinato.report.spectra import Projection, descriptor_map, descriptors, ellipse
 from ostinato.report.style import spread, theme
 from ostinato.report.timeline import visits
+from ostinato.scoring.calibration import calibration_error, reliability
+from ostinato.scoring.record import Record
+from ostinato.scoring.routing import domains_over_time
 
 make_run = runpy.run_path(str(Path(__file__).with_name("_report_runs.py")))["make_run"]
 FDD = {"discriminator": {"descriptor": "low"}}

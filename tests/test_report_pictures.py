@@ -11,17 +11,17 @@ import numpy as np
 import pytest
 import torch
 
-from ostinato.bench import runner
-from ostinato.bench.mosaic import mosaic_model
-from ostinato.bench.runner import Interrupted, resume, run
-from ostinato.bench.samples import IGNORE, judge, middles, read_samples, shrink
-from ostinato.bench.spec import Spec
+from ostinato.data.mosaic import mosaic_model
 from ostinato.errors import DataError
 from ostinato.report.figure import Figure, Missing
 from ostinato.report.page import render
 from ostinato.report.per_class import iou_per_class, mean_classes
 from ostinato.report.pictures import UNLABELED, colours_of, painted, predictions_in_pictures
 from ostinato.report.runs import read_variants
+from ostinato.running import runner
+from ostinato.running.runner import Interrupted, resume, run
+from ostinato.running.samples import IGNORE, judge, middles, read_samples, shrink
+from ostinato.running.spec import Spec
 from ostinato.types import Batch
 
 make_run = runpy.run_path(str(Path(__file__).with_name("_report_runs.py")))["make_run"]
@@ -51,7 +51,7 @@ def finished(tmp_path_factory) -> Path:
 
 
 def test_samples_are_the_middle_images_seen_by_source_and_method(finished):
-    from ostinato.bench.job import open_stream
+    from ostinato.running.job import open_stream
 
     samples = read_samples(finished)
     assert [s.index for s in samples] == [1, 3, 5, 7]
@@ -79,8 +79,8 @@ def test_samples_are_the_middle_images_seen_by_source_and_method(finished):
 
 
 def test_the_iou_of_a_sample_is_what_the_records_say(finished):
-    from ostinato.bench.metrics import mean_iou
-    from ostinato.bench.results import RunFolder
+    from ostinato.running.results import RunFolder
+    from ostinato.scoring.metrics import mean_iou
 
     records = RunFolder.open(finished).records()
     for sample in read_samples(finished):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ostinato.checks import small_batches, small_model
 from ostinato.errors import StateError
-from ostinato.experts.flat import FlatBranches, adamw
+from ostinato.experts.flat import FlatBranches, adam
 from ostinato.experts.routed import Branch, Expert, Hooks, Pass
 from ostinato.ops.moments import BlockMap, block_map, token_moments
 from ostinato.ops.snapshot import State
@@ -168,15 +168,15 @@ def test_threads_do_not_see_each_other_s_passes(model, batch):
 # Branches as one vector.
 
 
-def test_adamw_equals_torch():
+def test_adam_equals_torch():
     generator = torch.Generator().manual_seed(0)
     start = torch.randn(20, generator=generator)
     ours, first, second = start.clone(), torch.zeros(20), torch.zeros(20)
     theirs = nn.Parameter(start.clone())
-    optimizer = torch.optim.AdamW([theirs], lr=0.1, weight_decay=0.05)
+    optimizer = torch.optim.Adam([theirs], lr=0.1)
     for step in range(1, 6):
         grad = torch.randn(20, generator=generator)
-        adamw(ours, grad, first, second, step, lr=0.1, weight_decay=0.05)
+        adam(ours, grad, first, second, step, lr=0.1)
         theirs.grad = grad
         optimizer.step()
         assert torch.allclose(ours, theirs, atol=1e-6)
@@ -198,7 +198,7 @@ def test_published_branches_stay_as_they_were():
     flat = FlatBranches(WIDTHS, 2, 0, "shared")
     published, live = flat.published(), flat.branches()
     before = [branch.down.clone() for branch in published]
-    flat.step(torch.ones_like(flat.value), lr=0.1, weight_decay=0.0)
+    flat.step(torch.ones_like(flat.value), lr=0.1)
     assert all(torch.equal(b.down, old) for b, old in zip(published, before, strict=True))
     assert not torch.equal(live[0].down, before[0])
 
@@ -208,11 +208,11 @@ def test_branches_state_round_trip():
     generator = torch.Generator().manual_seed(0)
     grads = torch.randn(6, *flat.value.shape, generator=generator)
     for grad in grads[:3]:
-        flat.step(grad, lr=0.1, weight_decay=0.05)
+        flat.step(grad, lr=0.1)
     other.import_state(flat.export_state().clone())
     for grad in grads[3:]:
         for one in (flat, other):
-            one.step(grad, lr=0.1, weight_decay=0.05)
+            one.step(grad, lr=0.1)
     assert torch.equal(flat.value, other.value)
     assert flat.updates == other.updates == 6
 

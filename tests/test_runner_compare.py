@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from ostinato import cli
-from ostinato.bench.record import Record
-from ostinato.bench.results import RunFolder
+from ostinato.running.results import RunFolder
+from ostinato.scoring.record import Record
 
 
 def write(place: Path, name: str, hits: list[str]) -> Path:

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from ostinato.bench.assemble import build_table
-from ostinato.bench.job import check_spec, open_job, open_stream
-from ostinato.bench.request import Request
-from ostinato.bench.runner import AFRESH, resume, run
-from ostinato.bench.spec import Spec
 from ostinato.errors import ConfigError
+from ostinato.running.job import check_spec, open_job, open_stream
+from ostinato.running.runner import AFRESH, resume, run
+from ostinato.running.spec import Spec
+from ostinato.tables.assemble import build_table
+from ostinato.tables.request import Request
 
 BASE: dict[str, Any] = {
     "method": "tent",

@@ -16,12 +16,12 @@ import pytest
 import torch
 from rich.console import Console
 
-from ostinato.bench import runner
-from ostinato.bench.job import open_job
-from ostinato.bench.results import RunFolder, find_run
-from ostinato.bench.runner import Interrupted, resume, run
-from ostinato.bench.spec import Spec
 from ostinato.errors import ConfigError
+from ostinato.running import runner
+from ostinato.running.job import open_job
+from ostinato.running.results import RunFolder, find_run
+from ostinato.running.runner import Interrupted, resume, run
+from ostinato.running.spec import Spec
 
 TINY: dict[str, Any] = {
     "method": "dual_expert",
@@ -38,9 +38,9 @@ import json, os, random, signal, sys, time
 from pathlib import Path
 import torch
 torch.set_num_threads(1)
-from ostinato.bench.job import open_job
-from ostinato.bench.runner import run
-from ostinato.bench.spec import Spec
+from ostinato.running.job import open_job
+from ostinato.running.runner import run
+from ostinato.running.spec import Spec
 
 spec, out, seed = Spec.parse(json.loads(sys.argv[1])), Path(sys.argv[2]), int(sys.argv[3])
 draw = random.Random(seed)

@@ -9,12 +9,12 @@ import pytest
 import yaml
 
 from ostinato import cli
-from ostinato.bench.job import open_job
-from ostinato.bench.results import RunFolder
-from ostinato.bench.runner import run
-from ostinato.bench.spec import Spec, merge, parse_pairs
 from ostinato.errors import OstinatoError
 from ostinato.ops.snapshot import load_state
+from ostinato.running.job import open_job
+from ostinato.running.results import RunFolder
+from ostinato.running.runner import run
+from ostinato.running.spec import Spec, merge, parse_pairs
 
 TINY: dict[str, Any] = {
     "method": "source",
@@ -168,7 +168,7 @@ def test_merge_leaves_its_inputs_alone() -> None:
 def test_runs_share_a_preparation_and_keep_their_own_copy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ostinato.bench import job
+    from ostinato.running import job
 
     calls: list[str] = []
     original = job.prepare

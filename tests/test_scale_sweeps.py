@@ -11,17 +11,17 @@ import pytest
 import torch
 from rich.console import Console
 
-from ostinato.bench.assemble import build_table
-from ostinato.bench.job import open_stream
-from ostinato.bench.request import Request
-from ostinato.bench.results import RunFolder
-from ostinato.bench.runner import run
-from ostinato.bench.spec import Spec
 from ostinato.errors import ConfigError, OstinatoError
+from ostinato.running.job import open_stream
+from ostinato.running.results import RunFolder
+from ostinato.running.runner import run
+from ostinato.running.spec import Spec
 from ostinato.scale.batches import Hand, HandedStream, deal, make_hand
 from ostinato.scale.desk import Desk
 from ostinato.scale.resources import Resources
 from ostinato.scale.rows import pack, unpack
+from ostinato.tables.assemble import build_table
+from ostinato.tables.request import Request
 
 QUIET = Console(quiet=True)
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
@@ -68,8 +68,8 @@ class Stop(Exception):
 
 
 def test_a_run_that_was_carried_goes_on_from_its_checkpoint_elsewhere(tmp_path: Path) -> None:
-    from ostinato.bench.listener import Listener
-    from ostinato.bench.record import Record
+    from ostinato.running.listener import Listener
+    from ostinato.scoring.record import Record
 
     here, there, out = tmp_path / "here", tmp_path / "there", tmp_path / "out"
     (whole,) = run(Spec.parse(SPEC), out=here, quiet=True)

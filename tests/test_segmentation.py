@@ -14,25 +14,25 @@ from sklearn.metrics import confusion_matrix, jaccard_score
 from torch import Tensor, nn
 
 import ostinato
-from ostinato.bench.forgetting import cells
-from ostinato.bench.job import open_job
-from ostinato.bench.metrics import mean_iou, record_step, score_pixels
-from ostinato.bench.models import views_name
-from ostinato.bench.provenance import spec_hash
-from ostinato.bench.results import RunFolder
-from ostinato.bench.runner import resume, run
-from ostinato.bench.spec import VIEWS, Spec
-from ostinato.bench.summary import summarise
 from ostinato.data.datasets._files import decode_map
 from ostinato.data.datasets.array import ArrayDataset
 from ostinato.data.datasets.base import open_dataset
 from ostinato.data.samples import acdc_tree, label_map, picture
 from ostinato.data.streams import Stream, build_stream
-from ostinato.dense import MultiView, SlidingWindow
 from ostinato.errors import ConfigError, DataError, OstinatoError
 from ostinato.methods.contract import resolve_config
+from ostinato.models.dense import MultiView, SlidingWindow
 from ostinato.ops.warmup import warm_up
 from ostinato.registry import METHODS
+from ostinato.running.job import open_job
+from ostinato.running.provenance import spec_hash
+from ostinato.running.results import RunFolder
+from ostinato.running.runner import resume, run
+from ostinato.running.spec import VIEWS, Spec
+from ostinato.scoring.forgetting import cells
+from ostinato.scoring.metrics import mean_iou, record_step, score_pixels
+from ostinato.scoring.summary import summarise
+from ostinato.tables.naming import views_name
 from ostinato.types import Batch, StepOutput
 
 
@@ -232,7 +232,7 @@ def test_images_without_a_valid_pixel_run_through(
     method: str, more: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They are adapted to like any other, are part of no score, and spoil nobody else's."""
-    from ostinato.bench.job import open_stream
+    from ostinato.running.job import open_stream
 
     spec = mosaic_spec(method=method, **more)
     results = []
@@ -269,8 +269,8 @@ def test_a_preparation_survives_images_without_a_valid_pixel() -> None:
 
 
 def test_clean_statistics_of_a_model_that_cuts_images_up_are_those_of_the_pieces() -> None:
-    from ostinato.bench.mosaic import COLUMNS, ROWS, mosaic_model, mosaics
     from ostinato.data.embedded import SIZE, embedded_images
+    from ostinato.data.mosaic import COLUMNS, ROWS, mosaic_model, mosaics
 
     tiles = embedded_images("tune")[0][: 4 * ROWS * COLUMNS]
     whole, _ = mosaics(tiles, torch.zeros(len(tiles), dtype=torch.long), 4)

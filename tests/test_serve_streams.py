@@ -13,8 +13,8 @@ import torch
 from fastapi.testclient import TestClient
 
 from ostinato import adapt, collect_statistics
-from ostinato.bench.mosaic import mosaic_model
 from ostinato.data.embedded import STATISTICS, asset_path, embedded_images, embedded_model
+from ostinato.data.mosaic import mosaic_model
 from ostinato.methods import _ostinato_maps
 from ostinato.serve.fleet import Fleet
 

@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from ostinato.bench._speed_ways import trusting
 from ostinato.checks import small_batches, small_model
 from ostinato.domains.router import Router
 from ostinato.domains.routes import Routes, packed
@@ -20,6 +19,7 @@ from ostinato.experts.routed import SCALE, Branch, Expert, Hooks, Pass
 from ostinato.experts.stack import START, Layout, Stack, StackPass
 from ostinato.ops.moments import BlockMap, block_map, token_moments
 from ostinato.ops.whitening import Content
+from ostinato.speed.ways import trusting
 
 kit = runpy.run_path(str(Path(__file__).with_name("_ostinato_small.py")))
 build, clean, shifted = kit["build"], kit["clean"], kit["shifted"]

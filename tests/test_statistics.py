@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from ostinato.api import collect_statistics
 from ostinato.checks import small_batches, small_model
 from ostinato.errors import ConfigError, MissingResource
+from ostinato.methods.dual_expert.guard import CollapseGuard
 from ostinato.ops.features import FeatureTaps
-from ostinato.ops.guard import CollapseGuard
 from ostinato.ops.losses import (
     confident_entropy,
     entropy_threshold,

@@ -10,19 +10,20 @@ import pytest
 from rich.console import Console
 
 from ostinato import cli
-from ostinato.bench import assemble, small
-from ostinato.bench.assemble import build_table, choose, spec_of
-from ostinato.bench.cells import measure
-from ostinato.bench.job import check_spec, open_stream
-from ostinato.bench.kept import keep
-from ostinato.bench.printed import printed
-from ostinato.bench.request import Request
-from ostinato.bench.results import RunFolder
-from ostinato.bench.table import Measure, Table, Variant
-from ostinato.bench.tables import METHODS_FULL
+from ostinato.data import stand_ins as small
 from ostinato.data.imagenet_plus import ORDERS
+from ostinato.data.kept import keep
 from ostinato.errors import OstinatoError
 from ostinato.registry import METHODS, TABLES
+from ostinato.running.job import check_spec, open_stream
+from ostinato.running.results import RunFolder
+from ostinato.tables import assemble
+from ostinato.tables.assemble import build_table, choose, spec_of
+from ostinato.tables.cells import measure
+from ostinato.tables.printed import printed
+from ostinato.tables.request import Request
+from ostinato.tables.table import Measure, Table, Variant
+from ostinato.tables.tables import METHODS_FULL
 
 NAMES = (
     *("imagenet-c", "cifar100-c", "imagenet-plus", "imagenet-plus-plus", "acdc", "parameters"),

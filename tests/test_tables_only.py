@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from ostinato.bench.assemble import build_table, choose
-from ostinato.bench.request import Request, parse_only
-from ostinato.bench.search import search
 from ostinato.errors import ConfigError
 from ostinato.registry import TABLES
+from ostinato.tables.assemble import build_table, choose
+from ostinato.tables.request import Request, parse_only
+from ostinato.tables.search import search
 
 QUIET = Console(quiet=True)
 TINY = {"batch_size": 8, "data": {"limit": 8, "domains": ["fog", "snow"]}}

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from ostinato.bench.render import (
+from ostinato.errors import OstinatoError
+from ostinato.tables.render import (
     FACTS,
     Heading,
     TableResult,
@@ -18,8 +19,7 @@ from ostinato.bench.render import (
     Value,
     render,
 )
-from ostinato.bench.terminal import to_terminal
-from ostinato.errors import OstinatoError
+from ostinato.tables.terminal import to_terminal
 
 FACT = dict.fromkeys(FACTS, "x") | {"Help": "none"}
 RESULT = TableResult(

@@ -14,19 +14,19 @@ import pytest
 import torch
 from rich.console import Console
 
-from ostinato.bench.assemble import at_factor, build_table, choose, spec_of
-from ostinato.bench.job import check_spec, open_stream
-from ostinato.bench.request import Request
-from ostinato.bench.results import RunFolder
-from ostinato.bench.rows import Workers, run_rows
-from ostinato.bench.runner import finished, run
-from ostinato.bench.search import read_factors, search, write_factors
-from ostinato.bench.shared import share
-from ostinato.bench.spec import Spec
-from ostinato.bench.table import Variant
+from ostinato.data.shared import share
 from ostinato.errors import ConfigError
 from ostinato.methods.contract import resolve_config
 from ostinato.registry import METHODS, TABLES
+from ostinato.running.job import check_spec, open_stream
+from ostinato.running.results import RunFolder
+from ostinato.running.runner import finished, run
+from ostinato.running.spec import Spec
+from ostinato.tables.assemble import at_factor, build_table, choose, spec_of
+from ostinato.tables.request import Request
+from ostinato.tables.rows import Workers, run_rows
+from ostinato.tables.search import read_factors, search, write_factors
+from ostinato.tables.table import Variant
 
 QUIET = Console(quiet=True)
 WRAPPERS = ("reservoir", "cola")  # whose rates are another method's
@@ -104,7 +104,7 @@ def test_rows_that_are_done_are_shown_without_making_a_batch(
     def refuse(*_: object) -> None:
         raise AssertionError("a batch was made")
 
-    monkeypatch.setattr("ostinato.bench.rows.share", refuse)
+    monkeypatch.setattr("ostinato.tables.rows.share", refuse)
     monkeypatch.setattr("ostinato.data.streams.Stream.__getitem__", refuse)
     assert build_table("imagenet-c", request(2), QUIET).rows == first.rows
 

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from ostinato.bench.assemble import build_table, spec_of
-from ostinato.bench.job import open_stream
-from ostinato.bench.request import Request
-from ostinato.bench.seeds import seed_note
-from ostinato.bench.spec import Spec
-from ostinato.bench.table import Table, Variant
 from ostinato.registry import DATASETS, TABLES
+from ostinato.running.job import open_stream
+from ostinato.running.spec import Spec
+from ostinato.tables.assemble import build_table, spec_of
+from ostinato.tables.request import Request
+from ostinato.tables.seeds import seed_note
+from ostinato.tables.table import Table, Variant
 
 SAME = "; the images and their order are the same for all."
 DRAWN = "the corruptions, which are made on the way"

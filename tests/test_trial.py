@@ -11,9 +11,9 @@ import torch
 from PIL import Image
 
 from ostinato import cli
-from ostinato.bench.compare import Interval
 from ostinato.data.embedded import CLASSES, embedded_images, embedded_model
 from ostinato.errors import ConfigError, DataError
+from ostinato.scoring.compare import Interval
 from ostinato.trial.advice import Outcome, advise
 from ostinato.trial.command import trial
 from ostinato.trial.images import (

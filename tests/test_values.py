@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 import ostinato
-from ostinato.bench.spec import Spec
 from ostinato.checks import small_batches, small_model
 from ostinato.data.opening import DomainsConfig
 from ostinato.data.streams import StreamConfig
@@ -19,6 +18,7 @@ from ostinato.models import VisionModel, check_classes
 from ostinato.ops.snapshot import State
 from ostinato.ops.statistics import SourceStatistics
 from ostinato.registry import METHODS
+from ostinato.running.spec import Spec
 
 INFINITE, NAN = float("inf"), float("nan")
 

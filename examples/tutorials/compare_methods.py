@@ -1,8 +1,8 @@
 """Is one method better than another? The same stream, the same help, several seeds, intervals."""
 
-from ostinato.bench.compare import compare
-from ostinato.bench.runner import run
-from ostinato.bench.spec import Spec
+from ostinato.running.runner import run
+from ostinato.running.spec import Spec
+from ostinato.scoring.compare import compare
 
 # One stream for all: a corruption that returns. Every method sees the same images in the same
 # order, and a run's folder says what help it had.

@@ -4,11 +4,11 @@ from pathlib import Path
 
 from PIL import Image
 
-from ostinato.bench.runner import run
-from ostinato.bench.spec import Spec
 from ostinato.data.corruptions import corrupt
 from ostinato.data.embedded import CLASSES, embedded_images
 from ostinato.report.command import write_report
+from ostinato.running.runner import run
+from ostinato.running.spec import Spec
 
 # Stand-ins for your folders: pictures/day/cat/0.png and so on. With pictures of your own,
 # leave this part out.

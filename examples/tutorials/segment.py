@@ -3,8 +3,8 @@
 import torch
 
 import ostinato
-from ostinato.bench.metrics import mean_iou, score_pixels
-from ostinato.bench.mosaic import clear_mosaics, mosaic_model, weather_mosaics
+from ostinato.data.mosaic import clear_mosaics, mosaic_model, weather_mosaics
+from ostinato.scoring.metrics import mean_iou, score_pixels
 
 # A segmenter and clear frames. Here: mosaics of small pictures, labelled tile by tile. With your
 # own: any module that returns (batch, classes, height, width) logits, such as a SegFormer.

@@ -13,7 +13,7 @@ _WHERE = {
     "prepare": "api",
     "push_to_hub": "hub",
     "unwrap": "api",
-    "zero_shot": "clip",
+    "zero_shot": "models.clip",
 }
 __all__ = [
     "adapt",
@@ -28,9 +28,9 @@ __all__ = [
 
 if TYPE_CHECKING:
     from ostinato.api import adapt, collect_statistics, prepare, unwrap
-    from ostinato.clip import zero_shot
     from ostinato.exporting import export
     from ostinato.hub import from_pretrained, push_to_hub
+    from ostinato.models.clip import zero_shot
 
 
 def __getattr__(name: str) -> Any:

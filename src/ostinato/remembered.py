@@ -11,11 +11,12 @@ import contextlib
 import hashlib
 import json
 import os
-import tempfile
 from collections.abc import Callable
 from importlib.metadata import entry_points
 from pathlib import Path
 
+from ostinato.errors import StateError
+from ostinato.ops.files import write_atomically
 from ostinato.registry import (
     CORRUPTIONS,
     DATASETS,
@@ -45,7 +46,7 @@ def remembered(name: str, make: Callable[[], Rows], folder: Path | None = None) 
     if known is not None:
         return known
     rows = make()
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, StateError):
         _write(place, rows, name)
     return rows
 
@@ -82,11 +83,7 @@ def _read(place: Path) -> Rows | None:
 
 def _write(place: Path, rows: Rows, name: str) -> None:
     place.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(
-        "w", dir=place.parent, prefix=f".{name}-", delete=False, encoding="utf-8"
-    ) as file:
-        json.dump(rows, file)
-    Path(file.name).replace(place)
+    write_atomically(place, json.dumps(rows).encode())
     for old in place.parent.glob(f"{name}-*.json"):  # of files as they were before
         if old != place:
             old.unlink(missing_ok=True)

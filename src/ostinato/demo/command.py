@@ -13,11 +13,11 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from ostinato.bench.summary import Summary
 from ostinato.demo.folder import Job, choose_home, prepare
 from ostinato.demo.live import watcher
 from ostinato.demo.plan import ROUNDS, Plan, Row
 from ostinato.demo.workers import run_all
+from ostinato.scoring.summary import Summary
 
 WIDE = 96
 

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from ostinato import __version__
-from ostinato.bench.chain import RecordChain
-from ostinato.bench.record import Record
-from ostinato.bench.results import RunFolder
-from ostinato.bench.spec import Spec
-from ostinato.bench.summary import Summary
 from ostinato.demo.plan import Plan, Row
 from ostinato.errors import ConfigError, DataError, OstinatoError
+from ostinato.running.chain import RecordChain
+from ostinato.running.results import RunFolder
+from ostinato.running.spec import Spec
+from ostinato.scoring.record import Record
+from ostinato.scoring.summary import Summary
 
 HOME = "ostinato-demo"
 MARKER = "demo.json"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from ostinato.bench.spec import SEEDS, Spec
+from ostinato.running.spec import SEEDS, Spec
 
 DOMAINS = ("gaussian_noise", "fog", "contrast", "pixelate", "frost")
 ROUNDS = 3

@@ -15,9 +15,9 @@ from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
 
-from ostinato.bench.spec import Spec
 from ostinato.demo.folder import Job
 from ostinato.errors import OstinatoError
+from ostinato.running.spec import Spec
 
 WORKERS = 3
 """At most: each takes 0.7 GiB, and a demo should stay within 3."""
@@ -57,7 +57,7 @@ def run_all(jobs: list[Job], watch: Watch) -> None:
 
 def run_one(spec: Spec, home: str) -> None:
     """One run, in a worker; the paper's row also keeps its experts' attention."""
-    from ostinato.bench.runner import run
+    from ostinato.running.runner import run
 
     if _stop is not None and _stop.is_set():
         return

@@ -16,18 +16,10 @@ from ostinato.ops.snapshot import State
 BETAS, EPSILON = (0.9, 0.999), 1e-8
 
 
-def adamw(
-    value: Tensor,
-    grad: Tensor,
-    first: Tensor,
-    second: Tensor,
-    step: int,
-    *,
-    lr: float,
-    weight_decay: float,
+def adam(
+    value: Tensor, grad: Tensor, first: Tensor, second: Tensor, step: int, *, lr: float
 ) -> None:
-    """One AdamW step in place (Loshchilov and Hutter, 2019), `step` counted from 1."""
-    value.mul_(1 - lr * weight_decay)
+    """One Adam step in place (Kingma and Ba, 2015), `step` counted from 1."""
     first.lerp_(grad, 1 - BETAS[0])
     second.mul_(BETAS[1]).addcmul_(grad, grad, value=1 - BETAS[1])
     size = (second / (1 - BETAS[1] ** step)).sqrt_().add_(EPSILON)
@@ -96,19 +88,11 @@ class FlatBranches:
             self._published = (self.changes, self.branches(self.value.clone()))
         return self._published[1]
 
-    def step(self, grad: Tensor, *, lr: float, weight_decay: float) -> None:
-        """One AdamW step."""
+    def step(self, grad: Tensor, *, lr: float) -> None:
+        """One Adam step."""
         self.updates += 1
         self.changes += 1
-        adamw(
-            self.value,
-            grad,
-            self.first,
-            self.second,
-            self.updates,
-            lr=lr,
-            weight_decay=weight_decay,
-        )
+        adam(self.value, grad, self.first, self.second, self.updates, lr=lr)
 
     def export_state(self) -> State:
         """The vector, its moments and how many updates it had."""

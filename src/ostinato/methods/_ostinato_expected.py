@@ -31,7 +31,6 @@ def expected_bank(state: State, branches: Branches, most: int) -> Expected:
     shared = branches("shared").expected(state)
     lists = Expected(values={"domains": ids(1), "updates": count()})
     parts = {"shared": shared, "bank": lists}
-    parts |= {"good": shared} if "good" in state.values else {}
     for domain in known["domains"]:
         learned = branches(domain).expected(state)
         parts[str(domain)] = expected_domain(state.part(str(domain)), learned, most)
@@ -41,7 +40,7 @@ def expected_bank(state: State, branches: Branches, most: int) -> Expected:
 
 def expected_domain(part: State, branches: Expected, most: int) -> Expected:
     """One domain: maps that fit together, counts, and what it has learned."""
-    tensors = {"recent": IMAGES}
+    tensors = {"recent": IMAGES, "arrived": Like(("images",), torch.long, optional=True)}
     for block in range(int(part.values["blocks"])):
         tensors |= _maps(block, int(part.tensors[f"maps.scale.{block}"].numel()))
     values = {"due": count(), "images": count(), "used": count(), "blocks": count()}

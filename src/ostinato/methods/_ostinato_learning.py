@@ -56,10 +56,11 @@ class Learner(MapMaker):
             count = min(self.config.micro, self.config.buffer)
             if domain.waiting >= count and self._may_learn(domain):
                 if not self._pays(domain):
-                    domain.waiting, domain.skipped = 0, domain.skipped + 1
+                    domain.learned_from(count)
+                    domain.skipped += 1
                     continue
                 pixels = torch.stack(domain.recent[-count:]).float() / 255
-                domain.waiting = 0
+                domain.learned_from(count)
                 moved |= self._step(Input(pixels, classes), domain)[2]
         if moved:
             self._republish()
@@ -83,12 +84,12 @@ class Learner(MapMaker):
         if loss is None:
             return logits, None, False
         if not self._sound(logits, domain):
-            return logits, float(loss), False
+            return self._mapped(batch, domain), float(loss), False
         if not all(bool(grad.isfinite().all()) for grad in grads):
             return logits, None, False
         for group, grad in zip(groups, grads, strict=True):
             pace = self.config.lr / (1 + group.updates / self.config.settle)
-            group.step(grad, lr=pace, weight_decay=self.config.weight_decay)
+            group.step(grad, lr=pace)
         return logits, float(loss), True
 
     def _gradients(self, batch: Input, domain: Domain) -> Differentiated:
@@ -122,20 +123,30 @@ class Learner(MapMaker):
         return alignment(found, self.statistics) + self.config.entropy * sharp
 
     def _sound(self, logits: Tensor, domain: Domain) -> bool:
-        """Whether learned answers are as varied as the maps' alone; if not, nothing learned stays.
+        """Whether learned answers are as varied as the maps' alone; if not, forget the cause.
 
         Entropy is what learning lowers, so it cannot tell when that goes wrong. A model that says
-        the same of everything is sure of it, but its mean answer is not that of its maps.
+        the same of everything is sure of it, but its mean answer is not that of its maps. The
+        domain's own branches are dropped first; where these had learned nothing, it is the shared
+        ones that start anew.
         """
         variety = float(distribution_entropy(logits.detach().float().softmax(1).mean(0)))
         if variety >= KEEP * domain.variety:
-            self.bank.good = self.bank.shared.export_state().clone()
             return True
+        own = domain.branches is not None and domain.branches.updates > 0
         domain.branches = None
-        if self.bank.good is not None:
-            self.bank.shared.import_state(self.bank.good)
-        self.events.append(f"rolled back domain {self.bank.number(domain)}")
+        if own:
+            self.events.append(f"rolled back domain {self.bank.number(domain)}")
+        else:
+            self.bank.shared.import_state(self._new_branches("shared").export_state())
+            self.events.append("rolled back the shared branches")
         return False
+
+    def _mapped(self, batch: Input, domain: Domain) -> Tensor:
+        """Logits of a domain's maps alone."""
+        now = Pass([0] * len(batch), [Expert(domain.maps)])
+        with torch.no_grad(), self.autocast(), self.hooks.open(now):
+            return self.logits(batch).detach()
 
     def _new_branches(self, label: object) -> FlatBranches:
         rank = self.config.shared_rank if label == "shared" else self.config.domain_rank

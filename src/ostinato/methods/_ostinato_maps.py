@@ -18,8 +18,6 @@ TRUSTED = 0.0
 """Doubt below which a map acts: it has to be surer than the source."""
 CHANCE = 0.5
 """Standard errors of that difference that count against a map."""
-UNFIT = 0.02
-"""Doubt, beside the maps alone, at which what was learned is dropped."""
 TRIALS = 150
 """Images up to which every share is tried whenever maps are made."""
 
@@ -54,24 +52,10 @@ class MapMaker(Method):
         _, domain.share, domain.maps, answers = min(tried, key=lambda one: one[0])
         domain.variety = float(distribution_entropy(answers[-self.config.micro :].mean(0)))
         if domain.branches is not None and domain.maps:
-            self._fit_to_learned(domain, batch, answers)
-        domain.made()
-
-    def _fit_to_learned(self, domain: Domain, batch: Input, alone: Tensor) -> None:
-        """Make the maps once more with what was learned, since moments belong to what feeds them.
-
-        Learning makes answers surer. Where they come out less sure than those of the maps alone,
-        what was learned does not go with these maps, and is dropped.
-        """
-        assert domain.branches is not None
-        made: list[BlockMap] = []
-        learned = Expert((), domain.branches.branches())
-        answers = self._probabilities(batch, learned, made, domain.share)
-        if doubt(answers, alone) < UNFIT:
+            made = []  # once more with what was learned: moments belong to what feeds a block
+            self._probabilities(batch, Expert((), domain.branches.branches()), made, domain.share)
             domain.maps = tuple(made)
-        else:
-            domain.branches = None
-            self.events.append("dropped what a domain had learned: it does not go with its maps")
+        domain.made()
 
     def _probabilities(
         self,

@@ -21,7 +21,6 @@ class OstinatoConfig(MethodConfig):
     """Settings of the method; the presets differ in `learn` alone."""
 
     lr: float = Field(2e-3, gt=0, description="learning rate of a branch's first update")
-    weight_decay: float = Field(0.05, ge=0, description="weight decay")
     learn: bool = Field(True, description="refine experts by gradients, on top of their maps")
     count_in: bool = Field(True, description="let a batch's own images shape the answer to it")
     shares: tuple[float, ...] = Field(
@@ -30,8 +29,8 @@ class OstinatoConfig(MethodConfig):
     shared_rank: int = Field(64, ge=1, description="rank of the learned shared branch")
     domain_rank: int = Field(32, ge=1, description="rank of a domain's learned branch")
     entropy: float = Field(0.4, ge=0, description="weight of confident entropy beside alignment")
-    kappa: float = Field(0.4, gt=0, description="entropy, in ln C, above which nothing is learned")
-    settle: float = Field(10.0, gt=0, description="updates after which a rate has halved")
+    kappa: float = Field(0.5, gt=0, description="entropy, in ln C, above which nothing is learned")
+    settle: float = Field(20.0, gt=0, description="updates after which a rate has halved")
     micro: int = Field(50, ge=2, description="images of a domain that an update rests on")
     spare: int = Field(
         0, ge=0, description="micro-batches that a settled expert passes over between two updates"
@@ -43,7 +42,7 @@ class OstinatoConfig(MethodConfig):
     compile: bool = Field(
         False, description="on a GPU, capture whole answers and updates where the model allows it"
     )
-    buffer_mb: float = Field(128.0, gt=0, description="megabytes that all buffers may take")
+    buffer_mb: float = Field(256.0, gt=0, description="megabytes that all buffers may take")
 
 
 @dataclass(frozen=True)
@@ -73,6 +72,7 @@ class Domain:
         share: what its maps move tokens by; 0 while the source answers.
         branches: what it has learned, once it learns.
         recent: latest images, uint8, oldest first.
+        arrived: for each of them, the update of the state that brought it.
         waiting: how many of the latest have not been learned from.
         variety: entropy of the mean answer that its maps alone give; learned answers keep near it.
         used: the last update of the state in which it had an image.
@@ -88,6 +88,7 @@ class Domain:
     share: float = 0.0
     branches: FlatBranches | None = None
     recent: list[Tensor] = field(default_factory=list)
+    arrived: list[int] = field(default_factory=list)
     waiting: int = 0
     used: int = 0
     variety: float = 0.0
@@ -96,11 +97,23 @@ class Domain:
     excess: float = 0.0
     published: Published | None = field(default=None, repr=False)
 
-    def add(self, images: list[Tensor], bound: int) -> None:
+    def add(self, images: list[Tensor], bound: int, when: int) -> None:
         """Keep new images, at most `bound` of the latest."""
         self.images += len(images)
-        self.recent = alike(self.recent + images)[-bound:]
-        self.waiting = min(self.waiting + len(images), len(self.recent))
+        self.waiting += len(images)
+        self.arrived += [when] * len(images)
+        self.recent = alike(self.recent + images)
+        self.drop_oldest(max(len(self.arrived) - min(len(self.recent), bound), 0))
+
+    def drop_oldest(self, count: int) -> None:
+        """Keep all of the latest images but so many."""
+        self.arrived = self.arrived[count:]
+        self.recent = self.recent[len(self.recent) - len(self.arrived) :]
+        self.waiting = min(self.waiting, len(self.recent))
+
+    def learned_from(self, count: int) -> None:
+        """So many of its images wait no longer."""
+        self.waiting = max(self.waiting - count, 0)
 
     def made(self) -> None:
         """The maps were made: wait for twice as many images, later four times as many."""

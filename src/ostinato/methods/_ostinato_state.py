@@ -15,7 +15,7 @@ from ostinato.ops.expect import Expected
 from ostinato.ops.moments import BlockMap
 from ostinato.ops.snapshot import State
 
-BUFFERS = ("recent", "latest")
+BUFFERS = ("recent", "arrived", "latest")
 NUMBERS = ("due", "images", "share", "waiting", "used", "variety", "skipped", "usual", "excess")
 
 
@@ -42,7 +42,6 @@ class DomainBank:
         self.domains: dict[int, Domain] = {}
         self.latest: list[Tensor] = []
         self.updates = 0
-        self.good: State | None = None  # the shared branches when answers were last sound
 
     def number(self, domain: Domain) -> int:
         """The id of a domain."""
@@ -76,7 +75,7 @@ class DomainBank:
         mine = owners[-len(self.latest) :].tolist()  # fewer, where buffers reach farther back
         latest = self.latest[-len(mine) :]
         own = [image for image, owner in zip(latest, mine, strict=True) if owner == number]
-        domain.add(own, self.config.buffer)
+        domain.add(own, self.config.buffer, self.updates)
 
     def add(self, number: int, images: list[Tensor], *, counted: bool) -> None:
         """A domain's images of a batch; a domain that the batch founded has them already."""
@@ -84,17 +83,28 @@ class DomainBank:
         self.updates += 1
         domain.used = self.updates
         if not counted:
-            domain.add(images, self.config.buffer)
-            self._bound()
+            domain.add(images, self.config.buffer, self.updates)
+        self._bound(domain)
 
-    def _bound(self) -> None:
-        """Drop buffers of domains used longest ago while all take more than is allowed."""
-        allowed = self.config.buffer_mb * 2**20
-        for domain in sorted(self.domains.values(), key=lambda one: one.used)[:-1]:
-            total = sum(image.numel() for one in self.domains.values() for image in one.recent)
-            if total <= allowed:
+    def _bound(self, present: Domain) -> None:
+        """Drop the oldest images, whose ever they are, while all take more than is allowed.
+
+        In blocks these are images of domains that have not come for long, in mixed traffic those
+        of all domains alike. The domain at hand keeps what an update rests on.
+        """
+        sizes = [(one, one.recent[0].numel()) for one in self.domains.values() if one.recent]
+        total = sum(size * len(one.recent) for one, size in sizes)
+        while total > self.config.buffer_mb * 2**20:
+            held = [
+                pair
+                for pair in sizes
+                if len(pair[0].recent) > (self.config.micro if pair[0] is present else 0)
+            ]
+            if not held:
                 return
-            domain.recent, domain.waiting = [], 0
+            oldest, size = min(held, key=lambda pair: pair[0].arrived[0])
+            oldest.drop_oldest(1)
+            total -= size
 
     def merge(self, gone: int, into: int) -> None:
         """One domain becomes part of another, whose expert stays unless it has none."""
@@ -107,15 +117,15 @@ class DomainBank:
         kept.images += old.images
         if not kept.maps and old.maps:
             kept.maps, kept.share, kept.branches = old.maps, old.share, old.branches
-        kept.recent = alike(old.recent + kept.recent)[-self.config.buffer :]
+        kept.recent = alike(old.recent + kept.recent)
+        kept.arrived = (old.arrived + kept.arrived)[-len(kept.recent) :]
+        kept.drop_oldest(max(len(kept.recent) - self.config.buffer, 0))
 
     # State.
 
     def export_state(self) -> State:
         """Experts, counts and buffers."""
         parts = {"shared": self.shared.export_state()}
-        if self.good is not None:
-            parts["good"] = self.good
         for number, domain in self.domains.items():
             tensors = {
                 f"maps.{part}.{block}": tensor
@@ -126,6 +136,7 @@ class DomainBank:
             values["blocks"] = len(domain.maps)
             if domain.recent:
                 tensors["recent"] = torch.stack(domain.recent)
+                tensors["arrived"] = torch.tensor(domain.arrived)
             whole = State(tensors, values)
             if domain.branches is not None:
                 inner = State.join({"branches": domain.branches.export_state()})
@@ -162,7 +173,6 @@ class DomainBank:
             self.domains[int(number)] = self._read(int(number), state.part(str(number)))
         self.latest = list(state.tensors.get("latest", torch.empty(0)))
         self.updates = int(known["updates"])
-        self.good = state.part("good").clone() if "good" in state.values else None
         self._changed()
 
     def _read(self, number: int, part: State) -> Domain:
@@ -174,6 +184,7 @@ class DomainBank:
         learned = values.pop("branches", None)
         domain = Domain(**values, maps=maps)
         domain.recent = list(part.tensors.get("recent", torch.empty(0)))
+        domain.arrived = part.tensors.get("arrived", torch.empty(0)).tolist()
         if learned is not None:
             domain.branches = self._branches(number)
             domain.branches.import_state(part.part("branches"))

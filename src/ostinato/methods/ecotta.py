@@ -8,15 +8,13 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from ostinato.methods.base import Input, Method, MethodConfig, MethodInfo, Objective
-from ostinato.methods.contract import Need
+from ostinato.methods._warmed import Warmed
+from ostinato.methods.base import Input, MethodConfig, MethodInfo, Objective
 from ostinato.models import VisionModel
 from ostinato.ops.adapters import Adapted, beside_parts
 from ostinato.ops.consistency import masked_mean
 from ostinato.ops.losses import entropy_threshold, softmax_entropy
 from ostinato.ops.optim import OptimizerName
-from ostinato.ops.snapshot import State
-from ostinato.ops.warmup import take_over, warm_beside
 from ostinato.registry import METHODS
 
 
@@ -46,7 +44,7 @@ def distillation(adapted: Adapted) -> Tensor:
 
 
 @METHODS.register("ecotta")
-class Ecotta(Method):
+class Ecotta(Warmed):
     """Pull the meta networks to what the frozen parts say, then lower the confident entropy."""
 
     name = "ecotta"
@@ -70,36 +68,9 @@ class Ecotta(Method):
     presets = {"imagenet-c": {"lr": 5e-3}, "cifar100-c": {"lr": 5e-3}}
 
     @classmethod
-    def needs(cls, config: MethodConfig) -> frozenset[Need]:
-        """Warmed meta networks, unless it starts without."""
-        assert isinstance(config, EcottaConfig)
-        return cls.info.needs if config.warmed else frozenset()
-
-    @classmethod
-    def prepare(
-        cls, model: VisionModel, images: Tensor, labels: Tensor | None, config: Any
-    ) -> State:
-        """Warm the meta networks on source images, with their labels or the model's own."""
-        generator = torch.Generator().manual_seed(config.seed)
-        adapted = beside_parts(model, config.parts, config.rank, generator)
-        return warm_beside(
-            adapted,
-            images,
-            labels,
-            steps=config.warm_steps,
-            lr=config.warm_lr,
-            batch=config.warm_batch,
-            held=config.warm_held,
-            generator=generator,
-        )
-
-    def configure(self) -> None:
-        """Meta networks in place."""
-        config = self.config
-        self.adapted = beside_parts(self.model, config.parts, config.rank, self.random.generator)
-        if config.warmed:
-            assert self.resources.prepared is not None
-            take_over(self.adapted.added(), self.resources.prepared)
+    def beside(cls, model: VisionModel, config: Any, generator: torch.Generator) -> Adapted:
+        """Meta networks beside the groups of blocks."""
+        return beside_parts(model, config.parts, config.rank, generator)
 
     def trainable(self) -> dict[str, nn.Parameter]:
         """The meta networks."""
@@ -125,8 +96,3 @@ class Ecotta(Method):
         objective.logits = logits
         objective.extra |= second.extra | {"used": int(keep.sum())}
         return moved
-
-    def release(self) -> None:
-        """Take the meta networks out."""
-        if hasattr(self, "adapted"):
-            self.adapted.detach()

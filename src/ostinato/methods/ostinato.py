@@ -223,7 +223,7 @@ class Ostinato(Answers):
         held = started is not None and started.holds(domain, self.bank.shared)
         found = started.found if started is not None and held else None
         logits, loss, updated = self._step(batch, domain, found)
-        domain.waiting = 0
+        domain.learned_from(len(change.owners))
         self._watch(domain, logits.detach())
         self._republish()
         output = self._output(logits, version, change.owners, distance, change)

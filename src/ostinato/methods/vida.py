@@ -8,17 +8,16 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from ostinato.methods.base import Input, Method, MethodConfig, MethodInfo, Objective
-from ostinato.methods.contract import Need
+from ostinato.methods._warmed import Warmed
+from ostinato.methods.base import Input, MethodConfig, MethodInfo, Objective
 from ostinato.models import VisionModel
 from ostinato.ops.adapters import Adapted, beside_attention
 from ostinato.ops.augment import cotta_view
+from ostinato.ops.consistency import symmetric_cross_entropy
 from ostinato.ops.heads import select_classes
 from ostinato.ops.optim import OptimizerName, OptimizerState, make_optimizer
-from ostinato.ops.snapshot import State
 from ostinato.ops.teacher import Substitute, Teacher, restore_
 from ostinato.ops.trainable import Weights
-from ostinato.ops.warmup import take_over, warm_beside
 from ostinato.registry import METHODS
 from ostinato.types import Decision
 
@@ -55,14 +54,8 @@ def scales_for(uncertainty: float, threshold: float) -> tuple[float, float]:
     return 1 - sign * uncertainty, 1 + sign * uncertainty
 
 
-def symmetric_cross_entropy(student: Tensor, teacher: Tensor) -> Tensor:
-    """Half of each direction, per image."""
-    mine, theirs = student.log_softmax(1), teacher.log_softmax(1)
-    return -0.5 * (theirs.exp() * mine + mine.exp() * theirs).sum(1)
-
-
 @METHODS.register("vida")
-class Vida(Method):
+class Vida(Warmed):
     """A mean teacher over model and adapters, with two rates and scales set by uncertainty."""
 
     name = "vida"
@@ -95,39 +88,15 @@ class Vida(Method):
     }
 
     @classmethod
-    def needs(cls, config: MethodConfig) -> frozenset[Need]:
-        """Warmed adapters, unless it starts without."""
-        assert isinstance(config, VidaConfig)
-        return cls.info.needs if config.warmed else frozenset()
-
-    @classmethod
-    def prepare(
-        cls, model: VisionModel, images: Tensor, labels: Tensor | None, config: Any
-    ) -> State:
-        """Warm the adapters on source images, with their labels or the model's own."""
-        generator = torch.Generator().manual_seed(config.seed)
-        adapted = beside_attention(model, config.low_rank, config.high_rank, generator)
-        return warm_beside(
-            adapted,
-            images,
-            labels,
-            steps=config.warm_steps,
-            lr=config.warm_lr,
-            batch=config.warm_batch,
-            held=config.warm_held,
-            generator=generator,
-        )
+    def beside(cls, model: VisionModel, config: Any, generator: torch.Generator) -> Adapted:
+        """Adapters beside the attention's linear layers."""
+        return beside_attention(model, config.low_rank, config.high_rank, generator)
 
     def configure(self) -> None:
         """Adapters in place, two teachers and the adapters' own optimizer."""
+        super().configure()
         config = self.config
-        self.adapted: Adapted = beside_attention(
-            self.model, config.low_rank, config.high_rank, self.random.generator
-        )
         added = self.adapted.added()
-        if config.warmed:
-            assert self.resources.prepared is not None
-            take_over(added, self.resources.prepared)
         self.adapter_weights = self.track("adapters", Weights(added))
         self.adapter_optimizer = make_optimizer(
             config.optimizer,
@@ -168,11 +137,6 @@ class Vida(Method):
         if self.config.restore > 0 and self.weights is not None:
             weights = self.weights
             restore_(weights.parameters, weights.source, self.config.restore, self.random.generator)
-
-    def release(self) -> None:
-        """Take the adapters out."""
-        if hasattr(self, "adapted"):
-            self.adapted.detach()
 
     def trained(self) -> int:
         """Model and adapters."""

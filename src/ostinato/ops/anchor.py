@@ -16,7 +16,7 @@ from ostinato.ops.snapshot import State
 
 @dataclass(frozen=True)
 class Moments:
-    """Mean and standard deviation of final features, each (D,)."""
+    """Mean and standard deviation of features, each (D,)."""
 
     mean: Tensor
     std: Tensor
@@ -43,6 +43,14 @@ class Moments:
         """
         apart = self.mean - other.mean, self.std - other.std
         return torch.stack([torch.linalg.vector_norm(a) for a in apart]).sum()
+
+    def gaps(self, features: Tensor) -> Tensor:
+        """Squared differences (2·D,) of a batch's (B, D) moments: means, then deviations.
+
+        One image has no spread, so it is given this one's.
+        """
+        std = features.std(0) if len(features) > 1 else self.std
+        return torch.cat([features.mean(0) - self.mean, std - self.std]).square()
 
     def to(self, device: torch.device) -> Moments:
         """The same numbers on another device."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from ostinato.errors import ConfigError, StateError
+from ostinato.ops.anchor import Moments
 from ostinato.ops.features import FeatureTaps
 from ostinato.ops.heads import final_features
 from ostinato.ops.snapshot import State
@@ -35,22 +35,6 @@ class Levels:
         return torch.cat([*levels, final], 1), final, logits
 
 
-@dataclass(frozen=True)
-class LevelMoments:
-    """Mean and standard deviation of all levels, each (L·D,)."""
-
-    mean: Tensor
-    std: Tensor
-
-    def gaps(self, levels: Tensor) -> Tensor:
-        """Squared differences of a batch's (B, L·D) moments: means, then deviations.
-
-        One image has no spread, so it is given the source's.
-        """
-        std = levels.std(0) if len(levels) > 1 else self.std
-        return torch.cat([levels.mean(0) - self.mean, std - self.std]).square()
-
-
 @torch.no_grad()
 def collect_levels(model: nn.Module, batches: Iterable[Tensor]) -> State:
     """Moments of all levels over batches of source pixels."""
@@ -61,7 +45,7 @@ def collect_levels(model: nn.Module, batches: Iterable[Tensor]) -> State:
     return State({"mean": found.mean(0), "std": found.std(0)}, {"images": len(found)})
 
 
-def read_levels(state: State, model: nn.Module, device: torch.device) -> LevelMoments:
+def read_levels(state: State, model: nn.Module, device: torch.device) -> Moments:
     """The source's moments from a prepared file, checked against the model's blocks."""
     blocks = len(FeatureTaps(model).blocks)
     mean, std = state.tensors.get("mean"), state.tensors.get("std")
@@ -70,7 +54,7 @@ def read_levels(state: State, model: nn.Module, device: torch.device) -> LevelMo
             f"The prepared file does not hold the moments of {blocks} levels: it is of another "
             "method or model. Prepare again with this one."
         )
-    return LevelMoments(mean.to(device), std.to(device))
+    return Moments(mean.to(device), std.to(device))
 
 
 def _first_norm(block: nn.Module) -> nn.Module:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ostinato.bench.forgetting import higher_is_better
 from ostinato.report.figure import Data, Figure, Missing, Part, rounded
 from ostinato.report.over_time import WORDS, heading
 from ostinato.report.runs import Run, Variant
 from ostinato.report.spectra import descriptor_of
 from ostinato.report.style import canvas, to_svg
+from ostinato.scoring.forgetting import higher_is_better
 
 
 def descriptor_ablation(variants: Sequence[Variant]) -> list[Part]:

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ostinato.bench.forgetting import Metric, higher_is_better
 from ostinato.report.figure import Data, Figure, Part, Value, rounded
 from ostinato.report.over_time import WORDS, heading, names_of
 from ostinato.report.runs import Variant
 from ostinato.report.style import End, canvas, label_ends, room_for, to_svg
+from ostinato.scoring.forgetting import Metric, higher_is_better
 
 LEAST = 3
 """Rounds from which on a line by round says more than two numbers."""

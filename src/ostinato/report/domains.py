@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
-from ostinato.bench.record import Record
-from ostinato.bench.routing import domains_over_time
 from ostinato.report.figure import Data, Figure, Missing, Part, Value, rounded
 from ostinato.report.runs import Variant
 from ostinato.report.style import (
@@ -24,6 +22,8 @@ from ostinato.report.style import (
     to_svg,
 )
 from ostinato.report.timeline import by_stream, draw_visits, longest, visits
+from ostinato.scoring.record import Record
+from ostinato.scoring.routing import domains_over_time
 
 PANELS = 8
 """Most variants whose timeline is drawn."""

@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from ostinato.bench.forgetting import Metric, higher_is_better
-from ostinato.bench.metrics import mean_iou
-from ostinato.bench.record import Record
 from ostinato.own import OURS
 from ostinato.report.figure import Data, Figure, Part, Value, listing, rounded
 from ostinato.report.runs import Variant
 from ostinato.report.style import End, canvas, label_ends, tip, to_svg
 from ostinato.report.timeline import Visit, by_stream, draw_visits, longest, visits
+from ostinato.scoring.forgetting import Metric, higher_is_better
+from ostinato.scoring.metrics import mean_iou
+from ostinato.scoring.record import Record
 
 WORDS: dict[Metric, str] = {"error": "error", "accuracy": "accuracy", "miou": "mIoU"}
 

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ostinato.bench.forgetting import higher_is_better
 from ostinato.errors import OstinatoError
 from ostinato.report.figure import Data, Value
 from ostinato.report.over_time import WORDS
 from ostinato.report.runs import Run, Variant
+from ostinato.scoring.forgetting import higher_is_better
 
 NOTHING = "–"
 

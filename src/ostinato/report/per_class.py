@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from ostinato.bench.classes import class_names, class_scores
 from ostinato.report.figure import Data, Figure, Part, rounded
 from ostinato.report.over_time import names_of
 from ostinato.report.per_domain import Cells, panel, reference
 from ostinato.report.runs import Variant
 from ostinato.report.style import canvas, fold, to_svg
 from ostinato.report.timeline import by_stream
+from ostinato.scoring.classes import class_names, class_scores
 
 
 def iou_per_class(variants: Sequence[Variant]) -> list[Part]:

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from ostinato.bench.forgetting import Metric, higher_is_better
 from ostinato.report.figure import Data, Figure, Part, rounded
 from ostinato.report.over_time import WORDS, heading, names_of
 from ostinato.report.runs import Variant
 from ostinato.report.style import canvas, fold, to_svg
 from ostinato.report.timeline import by_stream, readable
+from ostinato.scoring.forgetting import Metric, higher_is_better
 
 
 def error_per_domain(variants: Sequence[Variant]) -> list[Part]:

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ostinato.bench.classes import class_names
-from ostinato.bench.samples import Sample, read_samples
 from ostinato.report.figure import Data, Figure, Missing, Part, rounded
 from ostinato.report.runs import Variant
 from ostinato.report.style import canvas, to_svg
 from ostinato.report.timeline import readable
+from ostinato.running.samples import Sample, read_samples
+from ostinato.scoring.classes import class_names
 
 TITLE = "Predictions before and after"
 UNLABELED = "#9a9a9a"

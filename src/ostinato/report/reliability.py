@@ -6,12 +6,12 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from ostinato.bench.calibration import Bin, calibration_error, reliability
-from ostinato.bench.forgetting import higher_is_better
 from ostinato.report.figure import Data, Figure, Missing, Part, listing, rounded
 from ostinato.report.over_time import WORDS
 from ostinato.report.runs import Variant
 from ostinato.report.style import FAINT, End, canvas, fold, label_ends, room_for, tip, to_svg
+from ostinato.scoring.calibration import Bin, calibration_error, reliability
+from ostinato.scoring.forgetting import higher_is_better
 
 COLUMNS = 4
 LEAST = 3

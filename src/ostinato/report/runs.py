@@ -9,14 +9,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from ostinato.bench.diagnostics import read_diagnostics
-from ostinato.bench.provenance import Provenance
-from ostinato.bench.record import Record
-from ostinato.bench.results import RunFolder
-from ostinato.bench.summary import Summary, summarise
 from ostinato.errors import ConfigError, DataError
 from ostinato.own import OURS
 from ostinato.report.style import DASHES, GREY, MARKERS, PALETTE
+from ostinato.running.diagnostics import read_diagnostics
+from ostinato.running.provenance import Provenance
+from ostinato.running.results import RunFolder
+from ostinato.scoring.record import Record
+from ostinato.scoring.summary import Summary, summarise
 
 Shape: TypeAlias = tuple[tuple[int, str], ...]
 """The round and the true domain of every batch."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ostinato.bench.record import Record
 from ostinato.report.figure import Data, Figure, Missing, Part, Value, rounded
 from ostinato.report.runs import Variant
 from ostinato.report.style import End, canvas, label_ends, room_for, tip, to_svg
 from ostinato.report.timeline import by_stream, draw_visits, longest, visits
+from ostinato.scoring.record import Record
 
 TITLE = "Trust over time"
 

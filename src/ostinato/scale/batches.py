@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from ostinato.bench.kept import GIB, Key, batch_key
-from ostinato.bench.shared import distinct
+from ostinato.data.kept import GIB, Key, batch_key
+from ostinato.data.shared import distinct
 from ostinato.data.streams import Stream
 from ostinato.types import Batch
 

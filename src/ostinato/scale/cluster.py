@@ -23,14 +23,19 @@ QUIET = {
 }
 
 
+def check_ray() -> None:
+    """Refuse before anything is loaded where the extra is not there."""
+    if find_spec("ray") is None:
+        raise ConfigError(EXTRA)
+
+
 def get_ray(address: str | None = None) -> Any:
     """The package, told to be quiet before it is loaded.
 
     Args:
         address: of a cluster that is running; without one Ray keeps to the loopback address.
     """
-    if find_spec("ray") is None:
-        raise ConfigError(EXTRA)
+    check_ray()
     for name, value in QUIET.items():
         if name != "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER" or address is None:
             os.environ.setdefault(name, value)

@@ -8,7 +8,7 @@ from typing import Any, Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 
-from ostinato.bench.summary import Summary
+from ostinato.scoring.summary import Summary
 
 
 class Display:

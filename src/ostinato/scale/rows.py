@@ -14,17 +14,17 @@ from typing import Any, TypeAlias, cast
 
 import torch
 
-from ostinato.bench.listener import Listener
-from ostinato.bench.progress import RunningScore
-from ostinato.bench.record import Record
-from ostinato.bench.results import RunFolder
-from ostinato.bench.run_files import Taken
-from ostinato.bench.runner import run
-from ostinato.bench.spec import Spec
 from ostinato.data.streams import Stream
 from ostinato.errors import OstinatoError
+from ostinato.running.listener import Listener
+from ostinato.running.progress import RunningScore
+from ostinato.running.results import RunFolder
+from ostinato.running.run_files import Taken
+from ostinato.running.runner import run
+from ostinato.running.spec import Spec
 from ostinato.scale.batches import Hand, HandedStream
 from ostinato.scale.desk import Files
+from ostinato.scoring.record import Record
 
 OFTEN = 0.5
 """Seconds between two reports of a row."""

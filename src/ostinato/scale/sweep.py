@@ -9,31 +9,33 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from rich.console import Console
 
-from ostinato.bench.fit import name_device
-from ostinato.bench.job import open_stream, resolve
-from ostinato.bench.provenance import spec_hash
-from ostinato.bench.request import Outcome, spec_key
-from ostinato.bench.results import RunFolder
-from ostinato.bench.runner import EVERY, Interrupted, finished
-from ostinato.bench.spec import Spec
 from ostinato.data.streams import Stream
 from ostinato.errors import OstinatoError
+from ostinato.running.fit import name_device
+from ostinato.running.job import open_stream, resolve
+from ostinato.running.provenance import spec_hash
+from ostinato.running.results import RunFolder
+from ostinato.running.runner import EVERY, Interrupted, finished
+from ostinato.running.spec import Spec
 from ostinato.scale.batches import deal, make_hand
 from ostinato.scale.cluster import connected, here, on_node
 from ostinato.scale.desk import Desk
 from ostinato.scale.display import Display, said_of
 from ostinato.scale.resources import Resources
 from ostinato.scale.rows import Task, clear_scratch, run_row
+from ostinato.tables.request import Outcome, spec_key
 
 LOOK = 0.5
 """Seconds between two looks at how far rows have come."""
 STOPPING = 120.0
 """Seconds that rows get to finish their batch and write a checkpoint after Ctrl-C."""
 TOKEN = ".sweep-"
+Ended: TypeAlias = tuple[Outcome, Path]
+"""What became of a row, and where its run lies."""
 
 
 @dataclass
@@ -57,6 +59,7 @@ class RayEngine:
 
     Attributes:
         rows: what the desk knew of every row in the end: its starts, by the batch it began at.
+        folders: where the finished runs lie, by `spec_key`.
 
     >>> RayEngine(resources=Resources(cpu=2)).retries
     5
@@ -68,6 +71,7 @@ class RayEngine:
     retries: int = 5
     carried: bool = False
     rows: dict[str, dict[str, Any]] = field(default_factory=dict)
+    folders: dict[str, Path] = field(default_factory=dict)
 
     @property
     def said(self) -> str:
@@ -103,7 +107,8 @@ class RayEngine:
         groups = {name: group for name, group in groups.items() if group.tasks}
         if groups:
             ended = self._everywhere(list(groups.values()), out, token, memory, console)
-            found |= {key: ended[digest] for key, digest in digests.items()}
+            found |= {key: ended[digest][0] for key, digest in digests.items()}
+            self.folders |= {key: ended[digest][1] for key, digest in digests.items()}
         return found
 
     def _task(
@@ -126,7 +131,7 @@ class RayEngine:
         resolved, _, _ = resolve(spec, group.stream)
         done = None if again else finished(spec, out, group.stream)
         if done is not None:
-            found[key] = done.summary()
+            found[key], self.folders[key] = done.summary(), done.path
             return None
         task = Task(
             digest=spec_hash(resolved.stored()),
@@ -149,7 +154,7 @@ class RayEngine:
 
     def _everywhere(
         self, groups: list[Group], out: Path, token: str, memory: float, console: Console
-    ) -> dict[str, Outcome]:
+    ) -> dict[str, Ended]:
         out.mkdir(parents=True, exist_ok=True)
         if not self.carried:
             (out / token).touch()
@@ -194,9 +199,9 @@ class RayEngine:
         out: Path,
         memory: float,
         console: Console,
-    ) -> dict[str, Outcome]:
+    ) -> dict[str, Ended]:
         waiting: dict[Any, Task] = {}
-        found: dict[str, Outcome] = {}
+        found: dict[str, Ended] = {}
         try:
             for group in groups:
                 waiting |= self._submit(ray, desk, group, memory / len(groups))
@@ -206,8 +211,8 @@ class RayEngine:
                     display.show(ray.get(desk.look.remote()))
                     for one in ended:
                         task = waiting.pop(one)
-                        outcome = self._outcome(ray, one, out)
-                        found[task.digest] = outcome
+                        found[task.digest] = self._outcome(ray, one, out)
+                        outcome = found[task.digest][0]
                         said = (
                             str(outcome) if isinstance(outcome, OstinatoError) else said_of(outcome)
                         )
@@ -221,13 +226,15 @@ class RayEngine:
             ) from None
         return found
 
-    def _outcome(self, ray: Any, ended: Any, out: Path) -> Outcome:
+    def _outcome(self, ray: Any, ended: Any, out: Path) -> Ended:
         try:
             reply = ray.get(ended)
         except ray.exceptions.RayError as error:
             first = (str(error).strip() or type(error).__name__).splitlines()[0]
-            return OstinatoError(f"died {self.retries + 1} times ({first[:160]})")
-        return reply if isinstance(reply, OstinatoError) else RunFolder.open(out / reply).summary()
+            return OstinatoError(f"died {self.retries + 1} times ({first[:160]})"), out
+        if isinstance(reply, OstinatoError):
+            return reply, out
+        return RunFolder.open(out / reply).summary(), out / reply
 
 
 def _clear(ray: Any, token: str) -> None:

@@ -19,7 +19,7 @@ SHORT, LONG = 200.0, 5000.0
 """Images that the present and the usual mix of answers reach back."""
 ENOUGH = 100
 """Images before which nothing is alarming."""
-UNDONE = ("rolled back", "dropped")
+UNDONE = ("rolled back",)
 """How events begin that say that something learned was undone."""
 FRESH = 300.0
 """Seconds for which a rollback of the method itself is shown."""

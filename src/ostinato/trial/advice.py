@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from ostinato.bench.compare import Contrast, Interval
+from ostinato.scoring.compare import Contrast, Interval
 
 Verdict = Literal["yes", "unclear", "no"]
 

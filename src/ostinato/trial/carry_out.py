@@ -9,11 +9,11 @@ from pathlib import Path
 
 from rich.console import Console
 
-from ostinato.bench.compare import Interval, compare
-from ostinato.bench.record import Record
-from ostinato.bench.results import RunFolder
-from ostinato.bench.runner import run
 from ostinato.errors import OstinatoError
+from ostinato.running.results import RunFolder
+from ostinato.running.runner import run
+from ostinato.scoring.compare import Interval, compare
+from ostinato.scoring.record import Record
 from ostinato.trial.advice import Outcome, Refused, gained
 from ostinato.trial.plan import FORWARD, ROBUST, SOURCE, Row, Traffic, tried
 from ostinato.trial.setting import Preparations

@@ -8,13 +8,13 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from ostinato.bench.fit import count_outputs, resolve_device
-from ostinato.bench.provenance import describe_device
-from ostinato.bench.runner import Interrupted
 from ostinato.data.datasets.base import check_severity
 from ostinato.errors import ConfigError
 from ostinato.models import VisionModel
 from ostinato.ops.files import write_atomically
+from ostinato.running.fit import count_outputs, resolve_device
+from ostinato.running.provenance import describe_device
+from ostinato.running.runner import Interrupted
 from ostinato.trial.carry_out import Results, carry_out
 from ostinato.trial.estimate import DEFAULT, fitting_limit, in_words, measure_pace, seconds
 from ostinato.trial.images import Pictures, Taken, corrupted, own_domains, split, take_images

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ostinato.bench.compare import Interval
 from ostinato.report.figure import Data, Figure, rounded
 from ostinato.report.style import FAINT, INK, PALETTE, canvas, fold, to_svg
 from ostinato.report.timeline import readable
+from ostinato.scoring.compare import Interval
 from ostinato.trial.advice import Outcome
 from ostinato.trial.plan import Traffic
 

@@ -10,7 +10,6 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from ostinato.bench.source_images import load_source, open_source
 from ostinato.data.corruptions import COMMON, Constants, corrupt
 from ostinato.data.datasets._files import list_images, subfolders
 from ostinato.data.datasets._labelled import LabelledFiles
@@ -20,6 +19,7 @@ from ostinato.data.segments import Domain
 from ostinato.data.splits import stable_hash
 from ostinato.errors import ConfigError, DataError
 from ostinato.models import Normalize, VisionModel
+from ostinato.running.source_images import load_source, open_source
 
 ORDINARY = "ordinary"
 """The domain of images as they are."""

@@ -143,8 +143,8 @@ def few_classes(pictures: Pictures, domains: Sequence[Domain]) -> tuple[list[Dom
 
 def rows(peers: Sequence[str]) -> list[Row]:
     """The methods of a trial, the source model first."""
-    from ostinato.bench.spec import split_label
     from ostinato.registry import METHODS
+    from ostinato.running.spec import split_label
 
     named = [split_label(text) for text in peers]
     others = [

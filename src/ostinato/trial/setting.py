@@ -13,15 +13,15 @@ from torch import nn
 
 from ostinato import __version__
 from ostinato.api import collect_statistics, prepare
-from ostinato.bench.fit import resolve_device
-from ostinato.bench.models import check_model, load_model
-from ostinato.bench.spec import Spec
 from ostinato.errors import ConfigError
 from ostinato.methods.contract import resolve_config
 from ostinato.models import Normalize, fingerprint
+from ostinato.models.loading import check_model, load_model
 from ostinato.ops.files import write_atomically
 from ostinato.ops.snapshot import save_state
 from ostinato.registry import METHODS
+from ostinato.running.fit import resolve_device
+from ostinato.running.spec import Spec
 from ostinato.trial.images import Taken
 from ostinato.trial.plan import PEERS, SEED, Row, Traffic
 

@@ -1,1 +1,0 @@
-"""Specs, the one evaluation loop, metrics, results and tables."""

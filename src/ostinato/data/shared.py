@@ -1,0 +1,122 @@
+"""Batches made once and read by many processes, from files that all of them map into memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+
+from ostinato.data.kept import GIB, Key, batch_key
+from ostinato.data.streams import Stream
+from ostinato.types import Batch
+
+
+@dataclass(frozen=True)
+class Stored:
+    """Where a batch's pixels and labels lie; the rest of it is small and kept as it is."""
+
+    path: str
+    place: int
+    shape: tuple[int, ...]
+    label_shape: tuple[int, ...]
+    rest: Batch
+
+
+Written = list[tuple[Key, Stored]]
+
+
+def write_batches(stream: Stream, indices: Sequence[int], path: str) -> Written:
+    """Make batches and write them into one file, one after the other."""
+    written: Written = []
+    with Path(path).open("wb") as file:
+        for index in indices:
+            batch = stream[index]
+            if batch.images.dtype != torch.uint8 or batch.labels is None:
+                continue  # made again by whoever needs it
+            labels = batch.labels.to(torch.int16)
+            place = file.tell()
+            file.write(batch.images.contiguous().numpy().tobytes())
+            file.write(labels.contiguous().numpy().tobytes())
+            bare = replace(batch, images=batch.images[:0].clone(), labels=None)
+            key, _ = batch_key(stream, index)
+            shapes = tuple(batch.images.shape), tuple(labels.shape)
+            written.append((key, Stored(path, place, *shapes, bare)))
+    return written
+
+
+class SharedStream:
+    """Stands for a stream, with batches read from files; those that are not there are made.
+
+    It travels to other processes as a list of places, not as pixels.
+    """
+
+    def __init__(self, stream: Stream, written: Written) -> None:
+        self._stream, self._stored = stream, dict(written)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name in ("_stream", "_stored"):
+            raise AttributeError(name)  # unpickling asks before there is a stream
+        return getattr(self._stream, name)
+
+    def __len__(self) -> int:
+        return len(self._stream)
+
+    def __getitem__(self, index: int) -> Batch:
+        key, number = batch_key(self._stream, index)
+        found = self._stored.get(key)
+        if found is None:
+            return self._stream[index]
+        images = _read(found.path, found.place, found.shape, np.uint8)
+        after = found.place + images.nbytes
+        labels = _read(found.path, after, found.label_shape, np.int16).astype(np.int64)
+        return replace(
+            found.rest,
+            images=torch.from_numpy(images),
+            labels=torch.from_numpy(labels),
+            index=index,
+            round=number,
+        )
+
+
+def _read(path: str, place: int, shape: tuple[int, ...], dtype: Any) -> np.ndarray[Any, Any]:
+    return np.array(np.memmap(path, dtype=dtype, mode="r", offset=place, shape=shape))
+
+
+def share(
+    stream: Stream,
+    folder: Path,
+    memory: float,
+    jobs: int,
+    spread: Callable[[Callable[..., Written], list[tuple[Any, ...]]], list[Written]],
+) -> Stream:
+    """The stream with its batches on disk, made by several processes.
+
+    Args:
+        stream: what to make.
+        folder: where the files go; whoever made it removes it.
+        memory: GiB to write at most.
+        jobs: how many files, one for each process at a time.
+        spread: calls a function with each of the argument lists, elsewhere.
+    """
+    wanted = distinct(stream)
+    size = stream[wanted[0]].images.nbytes
+    wanted = wanted[: int(memory * GIB / max(size, 1))]
+    if not wanted:
+        return stream
+    # Dealt out like cards: neighbours cost the same, distant corruptions do not.
+    hands = [wanted[n :: 4 * jobs] for n in range(4 * jobs)]
+    tasks = [(stream, hand, str(folder / f"{n}.bin")) for n, hand in enumerate(hands) if hand]
+    written = [entry for part in spread(write_batches, tasks) for entry in part]
+    return cast(Stream, SharedStream(stream, written))
+
+
+def distinct(stream: Stream) -> list[int]:
+    """The first batch of each key; the same images in a later round are the same pixels."""
+    first: dict[Key, int] = {}
+    for index in range(len(stream)):
+        first.setdefault(batch_key(stream, index)[0], index)
+    return list(first.values())

@@ -1,0 +1,29 @@
+"""Models: what adaptation needs to know of one, views of it, and loading one by its name."""
+
+from ostinato.models.vision import (
+    HALF,
+    IMAGENET,
+    Normalize,
+    Triple,
+    VisionModel,
+    check_classes,
+    check_module,
+    fingerprint,
+    input_convention,
+    logits_of,
+    output_names,
+)
+
+__all__ = [
+    "HALF",
+    "IMAGENET",
+    "Normalize",
+    "Triple",
+    "VisionModel",
+    "check_classes",
+    "check_module",
+    "fingerprint",
+    "input_convention",
+    "logits_of",
+    "output_names",
+]

@@ -1,0 +1,1 @@
+"""How long a batch takes and how much memory, beside the forward alone."""

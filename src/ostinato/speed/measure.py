@@ -1,0 +1,279 @@
+"""How fast is a step, beside the forward it cannot do without? Measured in one run, interleaved."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from ostinato.domains.verdict import SOURCE
+from ostinato.errors import ConfigError
+from ostinato.models import Normalize
+from ostinato.ops.precision import Precision
+from ostinato.speed.memory import Kept, LiveTensors, peak
+from ostinato.speed.traffic import Traffic
+from ostinato.speed.ways import USUAL, Setting, Way, make_way, ours, trusting
+
+__all__ = ["LiveTensors", "Speed", "measure_routing", "measure_speed", "measure_stream"]
+
+WARM = 3
+"""Batches before the clock starts: the first ones pay for what is made once."""
+
+
+@dataclass(frozen=True)
+class Speed:
+    """What one way to handle a batch costs.
+
+    Attributes:
+        name: "forward", "compiled", a part of our method, or a method.
+        images: per second.
+        milliseconds: a batch, the median; the mean where batches differ by design.
+        ratio: to the eager forward alone, by the same average.
+        p50: milliseconds that half of the batches stay below.
+        p99: milliseconds that 99 of 100 batches stay below.
+        learned: share of the timed batches that moved something; a method may gather evidence,
+            and a step without an update is cheap.
+        routed: share of images that went to a domain with a trusted expert, where there are any.
+        memory: bytes at the peak of a batch: the model, what the method keeps, activations.
+    """
+
+    name: str
+    images: float
+    milliseconds: float
+    ratio: float
+    p50: float
+    p99: float
+    learned: float = 0.0
+    routed: float | None = None
+    memory: int = 0
+
+
+@trusting()
+def measure_speed(
+    make_model: Callable[[], nn.Module],
+    *,
+    batch_size: int = 50,
+    size: tuple[int, int, int] = (3, 224, 224),
+    steps: int = 10,
+    precision: Precision = "fp32",
+    normalize: Normalize = "model",
+    ways: Sequence[str] = USUAL,
+    domains: int = 1,
+    mixed: bool = False,
+    profile: Callable[[Sequence[Way], Setting], None] | None = None,
+) -> list[Speed]:
+    """Forwards and steps, each on its own copy of the model, batches taken in turns.
+
+    Ours has met a shift and settled in it, so that experts act and learn, except in the ways that
+    are called new; its experts are always trusted here. Batches alternate, so that whatever else
+    the machine does slows all alike.
+
+    Args:
+        make_model: gives a fresh copy of the model, on the device to measure.
+        batch_size: images a batch.
+        size: channels, height and width.
+        steps: timed batches of each.
+        precision: fp32, tf32 products, or bf16 under autocast.
+        normalize: the model's input convention.
+        ways: which ones; "forward" is always there. Any registered method may be named.
+        domains: how many domains our method knows.
+        mixed: let every batch hold images of up to 15 of them.
+        profile: called with the ways once they were timed.
+
+    >>> from ostinato.checks import small_model
+    >>> names = ["predict", "tent"]
+    >>> found = measure_speed(small_model, batch_size=2, size=(3, 32, 32), steps=1, ways=names)
+    >>> [speed.name for speed in found], found[0].ratio
+    (['forward', 'predict', 'tent'], 1.0)
+    """
+    if min(batch_size, steps, domains) < 1:
+        raise ConfigError("batch_size, steps and domains are at least 1.")
+    device = next(make_model().parameters()).device
+    traffic = Traffic(size, device)
+    setting = Setting(make_model, traffic, batch_size, precision, normalize, domains, mixed)
+    made: list[Way] = []
+    kept: dict[str, int] = {}
+    for name in dict.fromkeys(["forward", *ways]):
+        with Kept(device) as memory:
+            made.append(make_way(name, setting))
+        kept[name] = memory.bytes
+    for _ in range(WARM):
+        _round(made, setting, device)
+    rounds = [_round(made, setting, device) for _ in range(steps)]
+    found = [
+        summarise(way, [one[k] for one in rounds], [one[0] for one in rounds], batch_size)
+        for k, way in enumerate(made)
+    ]
+    for k, way in enumerate(made):
+        if way.name != "compiled" or device.type == "cuda":  # counting on a CPU would recompile
+            found[k] = replace(found[k], memory=kept[way.name] + _needed(way, setting, device))
+    if profile is not None:
+        profile(made, setting)
+    return found
+
+
+@trusting()
+def measure_stream(
+    make_model: Callable[[], nn.Module],
+    *,
+    batch_size: int = 50,
+    size: tuple[int, int, int] = (3, 224, 224),
+    precision: Precision = "fp32",
+    normalize: Normalize = "model",
+    presets: Sequence[str] = ("forward-only", "robust"),
+    domains: int = 15,
+    images: int = 1200,
+    rounds: int = 3,
+) -> list[Speed]:
+    """The mean cost of a batch over a recurring stream: domains in turn, several rounds.
+
+    Args:
+        make_model: gives a fresh copy of the model, on the device to measure.
+        batch_size: images a batch.
+        size: channels, height and width.
+        precision: fp32, tf32 products, or bf16 under autocast.
+        normalize: the model's input convention.
+        presets: of our method.
+        domains: shifts, each one of the usual corruptions.
+        images: of a domain and round.
+        rounds: how often every domain comes.
+    """
+    device = next(make_model().parameters()).device
+    traffic = Traffic(size, device)
+    setting = Setting(make_model, traffic, batch_size, precision, normalize)
+    made = [make_way("forward", setting)]
+    for preset in presets:
+        adapted = ours(setting, preset, settled=False)
+
+        def step(batch: torch.Tensor, adapted: Any = adapted) -> bool:
+            return bool(adapted.step(batch).updated)
+
+        made.append(Way(f"{preset}, stream", step, method=adapted, mean=True))
+    for _ in range(WARM):
+        _timed(made[0], traffic.clean(batch_size), device)
+    visits = [domain for _ in range(rounds) for domain in range(domains)]
+    found = []
+    for domain in visits:
+        for _ in range(max(1, images // batch_size)):
+            batch = traffic.shifted(domain, batch_size)
+            found.append([_timed(way, batch, device) for way in made])
+    return [
+        summarise(way, [one[k] for one in found], [one[0] for one in found], batch_size)
+        for k, way in enumerate(made)
+    ]
+
+
+@trusting()
+def measure_routing(
+    make_model: Callable[[], nn.Module],
+    *,
+    batch_size: int = 50,
+    size: tuple[int, int, int] = (3, 224, 224),
+    steps: int = 10,
+    precision: Precision = "fp32",
+    normalize: Normalize = "model",
+    domains: int = 1,
+) -> list[Speed]:
+    """What routing alone costs beside a forward.
+
+    Describing and deciding stand on the way of an answer; observing takes in what arrived.
+    """
+    device = next(make_model().parameters()).device
+    traffic = Traffic(size, device)
+    setting = Setting(make_model, traffic, batch_size, precision, normalize, domains)
+    adapted: Any = ours(setting, "forward-only")
+    described: list[torch.Tensor] = []
+
+    def describe(batch: torch.Tensor) -> None:
+        described[:] = [adapted.describe(batch)]
+
+    def decide(batch: torch.Tensor) -> None:
+        adapted.publisher.placed(adapted.version).routes(described[0])
+
+    made = [
+        make_way("forward", setting),
+        Way("describe", describe),
+        Way("decide", decide),
+        Way("observe", lambda batch: bool(adapted.router.observe(described[0]) is None)),
+    ]
+    for _ in range(WARM):
+        _round(made, setting, device)
+    rounds = [_round(made, setting, device) for _ in range(steps)]
+    return [
+        summarise(way, [one[k] for one in rounds], [one[0] for one in rounds], batch_size)
+        for k, way in enumerate(made)
+    ]
+
+
+@dataclass(frozen=True)
+class Timed:
+    """One batch: how long it took, whether it was learned from, who answered.
+
+    >>> Timed(0.02, learned=True, routed=None).learned
+    True
+    """
+
+    seconds: float
+    learned: bool
+    routed: float | None
+
+
+def _round(ways: Sequence[Way], setting: Setting, device: torch.device) -> list[Timed]:
+    batch = setting.batch()
+    return [_timed(way, batch, device) for way in ways]
+
+
+def _timed(way: Way, batch: torch.Tensor, device: torch.device) -> Timed:
+    if way.before is not None:
+        way.before(batch)
+    _wait(device)
+    started = time.perf_counter()
+    learned = way.step(batch)
+    _wait(device)
+    return Timed(time.perf_counter() - started, bool(learned), _routed(way))
+
+
+def _routed(way: Way) -> float | None:
+    last = None if way.method is None else way.method.last
+    if last is None or last.decision is None or not last.trust:
+        return None
+    return sum(
+        owner != SOURCE and trust > 0
+        for owner, trust in zip(last.decision.per_sample or (), last.trust, strict=False)
+    ) / len(last.trust)
+
+
+def summarise(way: Way, found: Sequence[Timed], forward: Sequence[Timed], size: int) -> Speed:
+    """A way's timed batches in a row, beside the forward's."""
+    seconds = sorted(one.seconds for one in found)
+    average = statistics.fmean if way.mean else statistics.median
+    usual = average(seconds)
+    routed = [one.routed for one in found if one.routed is not None]
+    return Speed(
+        way.name,
+        images=size / usual,
+        milliseconds=1e3 * usual,
+        ratio=usual / average([one.seconds for one in forward]),
+        p50=1e3 * statistics.median(seconds),
+        p99=1e3 * seconds[min(len(seconds) - 1, int(0.99 * len(seconds)))],
+        learned=statistics.fmean(one.learned for one in found),
+        routed=statistics.fmean(routed) if routed else None,
+    )
+
+
+def _needed(way: Way, setting: Setting, device: torch.device) -> int:
+    """Bytes at the peak of one more batch, beyond what the way keeps."""
+    batch = setting.batch()
+    if way.before is not None:
+        way.before(batch)
+    return peak(lambda: way.step(batch), device)
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -1,0 +1,103 @@
+"""From runs and printed rows to the cells of a table."""
+
+from __future__ import annotations
+
+import statistics as stats
+from collections.abc import Mapping, Sequence
+
+from ostinato.scoring.forgetting import gain
+from ostinato.scoring.summary import Summary
+from ostinato.tables._printed_rows import INPUTS
+from ostinato.tables.printed import printed
+from ostinato.tables.printed_row import Row
+from ostinato.tables.render import ClassBlock, TableRow, Value
+from ostinato.tables.table import Measure, Table
+
+
+def value(column: Measure, runs: Sequence[Summary], reference: Sequence[Summary]) -> Value:
+    """Mean and spread of a column over a row's runs."""
+    numbers = []
+    for at, summary in enumerate(runs):
+        base = reference[at] if at < len(reference) else None
+        number = measure(column, summary, base)
+        if number is not None:
+            numbers.append(number)
+    if column.kind == "speed" and numbers:
+        return Value(value=stats.mean(numbers), digits=0)
+    found = _over_seeds(numbers)
+    whole = column.kind == "count" and len(set(numbers)) == 1  # a number of domains, not a mean
+    return found.replace(digits=0) if whole else found
+
+
+def measure(column: Measure, summary: Summary, reference: Summary | None) -> float | None:
+    """One column of one run."""
+    kind, routing = column.kind, summary.routing
+    if kind == "score":
+        cells = {(c.round, c.domain): c.value for c in summary.cells}
+        return cells.get((column.round or 0, column.domain))
+    if kind == "round mean":
+        means = {r.round: r.by_images for r in summary.rounds}
+        return means.get(column.round or 0)
+    if kind == "gain":
+        return gain(summary.mean, reference.mean, summary.metric) if reference else None
+    if kind == "diff":
+        return summary.mean - reference.mean if reference else None
+    if kind in ("purity", "ami"):
+        return None if routing is None else 100.0 * float(getattr(routing, kind))
+    if kind == "delay":
+        return None if routing is None else routing.delay
+    found = summary.domains_found
+    plain: dict[str, float | None] = {
+        "mean": summary.mean,
+        "accuracy": 100.0 - summary.mean,
+        "by domains": summary.mean_by_domains,
+        "rf": summary.rf,
+        "count": None if found is None else float(found),
+        "ece": summary.calibration_error,
+        "speed": summary.cost.images_per_second,
+    }
+    return plain[kind]
+
+
+def class_block(found: Mapping[str, Sequence[Summary]]) -> ClassBlock | None:
+    """Per-class IoU of rows by label, mean and spread over seeds; None for whole images."""
+    scored = {label: [one.classes for one in runs if one.classes] for label, runs in found.items()}
+    names = next((tuple(c.name for c in many[0]) for many in scored.values() if many), ())
+    if not names:
+        return None
+    rows = []
+    for label, many in scored.items():
+        columns = zip(*((c.value for c in classes) for classes in many), strict=True)
+        values = tuple(_over_seeds([v for v in column if v is not None]) for column in columns)
+        rows.append(TableRow(label=label, origin="measured", values=values))
+    return ClassBlock(names=names, rows=tuple(rows))
+
+
+def _over_seeds(numbers: Sequence[float]) -> Value:
+    if not numbers:
+        return Value()
+    spread = stats.stdev(numbers) if len(numbers) > 1 else None
+    return Value(value=stats.mean(numbers), spread=spread)
+
+
+def printed_row(table: Table, row: Row) -> TableRow:
+    """A row of the paper, in the columns of the measured table."""
+    known = {}
+    for place, printed_cell in zip(printed(table.name).columns, row.cells, strict=True):
+        known[place.heading, str(place.kind), place.round] = printed_cell
+    values = []
+    for column in table.columns:
+        cell = known.get((column.heading, column.kind, column.round))
+        values.append(
+            Value()
+            if cell is None or not cell.text
+            else Value(value=cell.value, text=cell.text, note=cell.note)
+        )
+    source = "elsewhere" if row.origin == "elsewhere" else "the paper"
+    note = row.note if row.origin == "paper" else f"Printed {source}. {row.note}".strip()
+    facts = {"Help": ", ".join(row.needs), "Predicts": row.predicts}
+    if table.name not in ("acdc", "cifar100-c"):
+        facts |= {"Model": "vit_base_patch16_224", "Input": INPUTS[row.protocol]}
+    return TableRow(
+        label=row.method, origin="printed", values=tuple(values), facts=facts, note=note
+    )

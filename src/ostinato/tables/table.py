@@ -1,0 +1,82 @@
+"""What a table is made of: streams, rows and columns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+from ostinato.data.stand_ins import STAND_IN_NOTE
+
+Scale: TypeAlias = Literal["full", "small"]
+Values: TypeAlias = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A column: its heading, what it shows, and of which part, domain and round.
+
+    Kinds are those of the printed tables, and for measured rows alone: by domains, ece, speed,
+    purity, ami, delay, trained.
+    """
+
+    heading: str
+    kind: str
+    group: str = ""
+    part: str = ""
+    domain: str = ""
+    round: int | None = None
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A row: a method under settings of its own, learning `factor` times as fast as they say.
+
+    >>> Variant("TENT", "tent", factor=10.0).cosine
+    False
+    """
+
+    label: str
+    method: str
+    preset: str | None = None
+    settings: Values = field(default_factory=dict)
+    cosine: bool = False
+    factor: float = 1.0
+
+
+@dataclass(frozen=True)
+class Part:
+    """One stream of a table, as spec values at both scales."""
+
+    name: str
+    full: Values
+    small: Values
+    rates: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Table:
+    """One table of the paper.
+
+    Attributes:
+        name: what users type; also the printed table's name.
+        title: above the table.
+        parts: the streams, one for most tables.
+        columns: what is shown of every row.
+        preset: of methods that name their settings after a benchmark.
+        variants: fixed rows of an ablation; empty where rows are methods.
+        reference: the row that gains or differences are taken to.
+        notes: below the table; `small_notes` at small scale alone.
+        methods: the usual rows, where they are not those of the paper's other tables.
+    """
+
+    name: str
+    title: str
+    parts: tuple[Part, ...]
+    columns: tuple[Measure, ...]
+    preset: str | None = None
+    variants: tuple[Variant, ...] = ()
+    reference: str = "source"
+    notes: tuple[str, ...] = ()
+    small_notes: tuple[str, ...] = (STAND_IN_NOTE,)
+    methods: tuple[str, ...] = ()
