@@ -153,6 +153,8 @@ def look(folder: Path, kills: list[float], interval: float) -> None:
         total["streams"] += 1
         total["learned at least once"] += bool(learned)
     store.close()
+    for name in ("epochs out of order", "states under another epoch", "too old"):
+        total[name] += 0
     print(f"from the index: {dict(total)}")
     print(f"oldest update that a kill took: {oldest:.1f} s, interval {interval} s")
 

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
+import importlib.util
 import json
+import re
 import runpy
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -148,3 +153,31 @@ def test_a_lost_shard_s_streams_go_to_the_others(tmp_path: Path) -> None:
     asyncio.run(go())
     actors[0].one.stop()
     kept.close()
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("ray") is None, reason="needs ray: pip install 'ostinato[ray]'"
+)
+@pytest.mark.slow
+def test_a_shard_that_is_killed_under_load_comes_back_with_one_writer() -> None:
+    words = "--streams 6 --shards 2 --every 15 --seconds 60 --callers 3 --moves 3"
+    done = subprocess.run(
+        [sys.executable, "ray_kills.py", *words.split()],
+        cwd=Path(__file__).parents[1] / "benchmarks",
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    said = re.search(r"requests by status: ({.*?}); broken connections: (\d+)", done.stdout)
+    counted = re.search(r"from the index: ({.*})", done.stdout)
+    assert said is not None
+    assert counted is not None
+    statuses, index = ast.literal_eval(said[1]), ast.literal_eval(counted[1])
+    assert set(statuses) <= {200, 429, 503}
+    assert statuses[200] > 0
+    assert said[2] == "0"
+    assert index["states"] > 0
+    assert index["claims"] > index["streams"]  # a shard did come back
+    assert not index["epochs out of order"]
+    assert not index["states under another epoch"]
+    assert not index["too old"]

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, FastAPI, Query, Request
+from fastapi import APIRouter, Depends, FastAPI, HTTPException, Query, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from ostinato import __version__
@@ -192,7 +192,9 @@ async def move(front: Fronted, name: str, to: Annotated[int, Query(ge=0, le=100_
 @router.api_route("/v1/streams/{name}", methods=ALL)
 @router.api_route("/v1/streams/{name}/{rest:path}", methods=ALL)
 async def forward(request: Request, front: Fronted, name: str) -> Response:
-    """Whatever else is asked of a stream; its shard looks at the key itself."""
+    """Whatever else is asked of a stream; its shard sees whether the key allows it."""
+    if not roles_of(request):
+        raise HTTPException(401, "A key of this server is needed.", {"www-authenticate": "Bearer"})
     check_name(name)
     return response_of(await front.forward(name, await call_of(request)))
 

@@ -13,7 +13,7 @@ from ostinato.errors import StateError
 from ostinato.ops.snapshot import State, encode_state, load_state
 from ostinato.scale.fence import StaleShard, StaleStream
 from ostinato.serve.settings import Settings
-from ostinato.serve.store import SnapshotRow, Store, StreamRow
+from ostinato.serve.store import SnapshotRow, StorageError, Store, StreamRow
 from ostinato.serve.writer import Row, SnapshotJob, Writer
 
 Ask = Callable[..., Any]
@@ -144,6 +144,8 @@ class ShardWriter(Writer):
             self.remote.note(rows)
         except StaleShard:
             self.stale()
+        except StorageError as error:
+            raise OSError(str(error)) from None  # to be tried again, like a disk that is full
 
     def write_job(self, connection: sqlite3.Connection, job: SnapshotJob) -> None:
         """Send a state; where the stream is another's, that one's state counts."""
@@ -155,9 +157,9 @@ class ShardWriter(Writer):
             job.done.set_exception(StateError(str(error)))
             self.lost(job.stream)
             return
-        except (OSError, StateError) as error:
+        except (StorageError, StateError) as error:
             job.done.set_exception(error)
-            raise
+            raise OSError(str(error)) from None
         if job.finished is not None:
             job.finished(row)
         job.done.set_result(row)

@@ -105,7 +105,8 @@ def run_sharded(
         keeper = start_keeper(ray, settings)
         ray.get(keeper.spread.remote(shards))
         actors = start_shards(ray, settings, shards, given)
-        front = Front(settings, actors, keeper, ray.exceptions.RayActorError, patience)
+        gone = (ray.exceptions.RayActorError, ray.exceptions.ObjectLostError)
+        front = Front(settings, actors, keeper, gone, patience)
         store = Store(settings.data)
         try:
             _listen_on(front, store, settings, taken, begun)

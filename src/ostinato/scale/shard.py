@@ -27,6 +27,8 @@ from ostinato.serve.store import StorageError, StreamRow
 
 PATIENCE = 60.0
 """Seconds to wait for the keeper, for the learner, or until all is written."""
+READING = ("begin", "rows", "load")
+"""What waits for a keeper that comes back; what is to be written waits in the writer."""
 STALE = 3
 """Exit status of a shard that found itself replaced."""
 
@@ -145,7 +147,7 @@ def keeper_of(name: str) -> Callable[..., Any]:
             except Fenced:
                 raise
             except (ray.exceptions.RayActorError, ValueError) as error:
-                if method != "begin" or time.monotonic() > until:
+                if method not in READING or time.monotonic() > until:
                     raise StorageError(f"The keeper is away ({type(error).__name__}).") from None
                 time.sleep(0.2)
 
