@@ -45,7 +45,7 @@ def get_ray(address: str | None = None) -> Any:
 
 
 @contextmanager
-def connected(address: str | None = None, cpus: float | None = None) -> Iterator[Any]:
+def connected(address: str | None = None, cpus: int | None = None) -> Iterator[Any]:
     """Ray, connected for as long as this lasts; a connection that was there before stays.
 
     Args:

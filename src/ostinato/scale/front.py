@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -51,6 +52,7 @@ class Front:
         keeper: who keeps the index.
         gone: what is raised where a shard's process is gone.
         patience: seconds after which a shard that does not come back gives its streams to others.
+        make: starts a shard by its number, or finds it; for one that will not come back by itself.
     """
 
     def __init__(
@@ -60,9 +62,11 @@ class Front:
         keeper: Any,
         gone: type[Exception] | tuple[type[Exception], ...],
         patience: float = 120.0,
+        make: Callable[[int], Any] | None = None,
     ) -> None:
         self.settings, self.keeper, self.gone, self.patience = settings, keeper, gone, patience
         self.seats = [Seat(number, actor) for number, actor in enumerate(actors)]
+        self.make = make
         self.places: dict[str, int] = {}
         self.moving: dict[str, asyncio.Event] = {}
         self.flying: dict[str, int] = {}
@@ -182,6 +186,8 @@ class Front:
             except self.gone:
                 await asyncio.sleep(AGAIN)
                 await self._consider(seat)
+                if self.make is not None:
+                    seat.actor = await asyncio.to_thread(self.make, seat.number)
                 continue
             seat.starts, seat.lost = seat.starts + 1, False
             seat.up.set()

@@ -10,6 +10,7 @@ import hashlib
 import socket
 import sys
 from collections.abc import Callable
+from math import ceil
 from types import FrameType
 from typing import Any
 
@@ -56,13 +57,12 @@ def start_keeper(ray: Any, settings: Settings) -> Any:
     )
 
 
-def start_shards(ray: Any, settings: Settings, count: int, given: Resources) -> list[Any]:
-    """On whatever machines Ray chooses, and again elsewhere where one is lost."""
-    keeper, name = f"keeper-{service(settings)}", f"shard-{service(settings)}"
-    kind = ray.remote(ShardActor)
-    return [
-        kind.options(
-            name=f"{name}-{number}",
+def start_shard(ray: Any, settings: Settings, number: int, given: Resources) -> Any:
+    """On whatever machine Ray chooses, and again elsewhere where that one is lost."""
+    return (
+        ray.remote(ShardActor)
+        .options(
+            name=f"shard-{service(settings)}-{number}",
             namespace=NAMESPACE,
             lifetime="detached",
             get_if_exists=True,
@@ -70,9 +70,9 @@ def start_shards(ray: Any, settings: Settings, count: int, given: Resources) -> 
             max_concurrency=AT_ONCE + 8,
             scheduling_strategy="SPREAD",
             **given.options(),
-        ).remote(settings, number, keeper, given.threads)
-        for number in range(count)
-    ]
+        )
+        .remote(settings, number, f"keeper-{service(settings)}", given.threads)
+    )
 
 
 def run_sharded(
@@ -101,23 +101,47 @@ def run_sharded(
     check_closed(settings)
     taken = listen(settings)
     given = (resources or Resources()).for_device(settings.device)
-    with connected(address, cpus=max(1.0, shards * given.cpu)) as ray:
+    with connected(address, cpus=ceil(shards * given.cpu)) as ray:
         keeper = start_keeper(ray, settings)
         ray.get(keeper.spread.remote(shards))
-        actors = start_shards(ray, settings, shards, given)
-        gone = (ray.exceptions.RayActorError, ray.exceptions.ObjectLostError)
-        front = Front(settings, actors, keeper, gone, patience)
+        front = _front(ray, settings, shards, given, keeper, patience)
         store = Store(settings.data)
         try:
+            _check_started(ray, front)
             _listen_on(front, store, settings, taken, begun)
         finally:
-            stopped = [actor.stop.remote() for actor in actors]
-            ray.wait(stopped, num_returns=len(stopped), timeout=ENDING)
-            for actor in actors:
-                ray.kill(actor, no_restart=True)
             store.close()
-            ray.wait([keeper.close.remote()], timeout=ENDING)
-            ray.kill(keeper, no_restart=True)
+            _end(ray, front)
+
+
+def _front(
+    ray: Any, settings: Settings, shards: int, given: Resources, keeper: Any, patience: float
+) -> Front:
+    def make(number: int) -> Any:
+        return start_shard(ray, settings, number, given)
+
+    gone = (ray.exceptions.RayActorError, ray.exceptions.ObjectLostError)
+    actors = [make(number) for number in range(shards)]
+    return Front(settings, actors, keeper, gone, patience, make)
+
+
+def _check_started(ray: Any, front: Front) -> None:
+    """What is wrong with the settings shows when a shard loads its model."""
+    try:
+        ray.get([seat.actor.ready.remote() for seat in front.seats])
+    except ray.exceptions.RayActorError as error:
+        said = [line for line in str(error).splitlines() if line.strip()]
+        raise ConfigError(f"A shard does not start: {said[-1].strip()[:300]}") from None
+
+
+def _end(ray: Any, front: Front) -> None:
+    """Have every state written, and end what is named and detached."""
+    stopped = [seat.actor.stop.remote() for seat in front.seats]
+    ray.wait(stopped, num_returns=len(stopped), timeout=ENDING)
+    for seat in front.seats:
+        ray.kill(seat.actor, no_restart=True)
+    ray.wait([front.keeper.close.remote()], timeout=ENDING)
+    ray.kill(front.keeper, no_restart=True)
 
 
 def _listen_on(
