@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import contextlib
 import os
 import random
 import signal
@@ -68,12 +69,14 @@ def main() -> None:
         ]  # fmt: skip
         for one in callers:
             one.start()
-        kills, moves = trouble(server, given, names, chance, until)
-        for one in callers:
-            one.join()
-        seconds = time.monotonic() - began
-        starts = server.get("/v1/shards")[1]
-        server.stop()
+        try:
+            kills, moves = trouble(server, given, names, chance, until)
+            for one in callers:
+                one.join()
+            seconds = time.monotonic() - began
+            starts = server.get("/v1/shards")[1]
+        finally:
+            server.stop()
         report(callers, kills, moves, starts, seconds)
         look(Path(place) / "data", [at for at, _ in kills], given.interval)
 
@@ -91,8 +94,9 @@ def trouble(
             up = [one for one in server.get("/v1/shards")[1] if one["up"]]
             if up:
                 chosen = chance.choice(up)
-                os.kill(chosen["pid"], signal.SIGKILL)
-                kills.append((time.time(), chosen["shard"]))
+                with contextlib.suppress(ProcessLookupError):  # the front had not noticed yet
+                    os.kill(chosen["pid"], signal.SIGKILL)
+                    kills.append((time.time(), chosen["shard"]))
             next_kill += given.every
         if time.monotonic() >= next_move:
             to = chance.randrange(given.shards)

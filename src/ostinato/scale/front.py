@@ -24,6 +24,8 @@ AT_ONCE = 56
 """Requests that a shard works on at the same time; the rest of its threads are for the front."""
 AGAIN = 0.2
 """Seconds between two looks at a shard that is away."""
+PULSE = 1.0
+"""Seconds between two looks at shards that answer, and that such a look waits."""
 LONG = 60.0
 """Seconds that requests wait which name no deadline and need no forward."""
 
@@ -78,6 +80,7 @@ class Front:
         self.places = {row.name: shard for row, shard in await self.keeper.owned.remote()}
         await asyncio.gather(*(self._join(seat) for seat in self.seats))
         self.ready = True
+        self._watching = asyncio.get_running_loop().create_task(self._watch())
 
     async def declare(self, name: str, options: StreamOptions) -> None:
         """Make a stream that the settings name, where there is none."""
@@ -174,6 +177,19 @@ class Front:
             seat.up.clear()
             seat.since = time.monotonic()
             seat.task = asyncio.get_running_loop().create_task(self._join(seat))
+
+    async def _watch(self) -> None:
+        """Notice a shard that is gone before a request does."""
+        while not self.leaving:
+            await asyncio.sleep(PULSE)
+            for seat in self.seats:
+                if seat.up.is_set():
+                    try:
+                        await asyncio.wait_for(_of(seat.actor.ready.remote()), PULSE)
+                    except self.gone:
+                        self.down(seat)
+                    except TimeoutError:  # slow is not gone
+                        continue
 
     async def _join(self, seat: Seat) -> None:
         while not self.leaving:
