@@ -57,8 +57,8 @@ def header(text: str) -> bytes:
 class Hostile:
     """Requests that nobody should send."""
 
-    def __init__(self, seed: int, schema: dict[str, Any]) -> None:
-        self.random = random.Random(seed)
+    def __init__(self, seed: int, schema: dict[str, Any], states: list[bytes]) -> None:
+        self.random, self.states = random.Random(seed), states
         self.paths = [
             (method.upper(), path, call.get("parameters", []))
             for path, calls in schema["paths"].items()
@@ -85,6 +85,8 @@ class Hostile:
         method, path, parameters = self.random.choice(self.paths)
         if path.endswith("/predict"):
             return "POST", "/v1/streams/gate/predict", self.body(), {"content-type": "image/png"}
+        if path.endswith("/import"):
+            return "POST", "/v1/streams/gate/import", self.state(), {"content-type": KINDS[4]}
         for word in ("name", "label", "domain", "number"):
             path = path.replace(f"{{{word}}}", self._plain(self.random.choice(NAMES)))
         query = "&".join(
@@ -97,6 +99,23 @@ class Hostile:
         if self.random.random() < 0.1:
             method = self.random.choice(("PUT", "PATCH", "TRACE", "OPTIONS", "HEAD"))
         return method, path, self._json() if method not in ("GET", "HEAD") else b"", headers
+
+    def state(self) -> bytes:
+        """The stream's own state, cut, flipped, mixed or signed for something else."""
+        data = bytearray(self.random.choice(self.states))
+        turn = self.random.randrange(5)
+        if turn == 0:
+            return bytes(data[: self.random.randrange(len(data))])
+        if turn == 1:
+            data[self.random.randrange(len(data))] ^= 1 << self.random.randrange(8)
+        elif turn == 2:  # the length of the header, and the header
+            data[self.random.randrange(2000)] ^= 1 << self.random.randrange(8)
+        elif turn == 3:
+            start = self.random.randrange(len(data))
+            data[start : start + 64] = self.random.randbytes(self.random.randrange(64))
+        else:
+            return self.random.randbytes(self.random.randrange(4000))
+        return bytes(data)
 
     def _plain(self, text: str) -> str:
         from urllib.parse import quote
@@ -159,7 +178,9 @@ def main() -> None:
         while server.get("/v1/streams/gate")[1]["learned"] < 3:
             time.sleep(0.1)
         schema = server.get("/openapi.json")[1]
-        hostile = Hostile(given.seed, schema)
+        where = "/v1/streams/gate/export"
+        states = [server.get(where + query)[1] for query in ("", "?images=true")]
+        hostile = Hostile(given.seed, schema, states)
         before, statuses, memory, taken = _state(server), Counter[int](), [], 0
         for number in range(given.requests):
             request = hostile.request()

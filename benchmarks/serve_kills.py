@@ -4,7 +4,8 @@
 
 Every round loads a server with numbered requests, kills it (SIGKILL) at a random moment, reads
 what is on disk as the next start will, and starts it again. At the end the disk is full for a
-while (no file may grow): the server has to serve on, say so, and recover.
+while (no file may grow), and then the folder is read-only: the server has to serve on, say so, and
+recover.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import random
 import resource
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +31,8 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--streams", type=int, default=4)
-    parser.add_argument("--interval", type=float, default=1.0, help="seconds between snapshots")
-    parser.add_argument("--longest", type=float, default=4.0, help="seconds until a kill")
+    parser.add_argument("--interval", type=float, default=4.0, help="seconds that may be lost")
+    parser.add_argument("--longest", type=float, default=8.0, help="seconds until a kill")
     parser.add_argument("--seconds", type=float, default=1e9, help="stop after so long")
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args()
@@ -90,7 +93,9 @@ def main() -> None:
         )
         print(f"updates lost, as the server says: {totals['lost']}; "
               f"statuses other than 200 and 429: {totals['errors']}", flush=True)  # fmt: skip
-        _full(server, names, bodies)
+        full, closed = _full_disk(server.pid), _read_only(Path(place) / "data")
+        _without_disk(server, names, bodies, "disk full", full, 50_000_000)
+        _without_disk(server, names, bodies, "read-only folder", closed, 100_000_000)
         server.stop()
         nursery.stop()
 
@@ -119,26 +124,50 @@ def _look(folder: Path, totals: dict[str, Any], died: float, interval: float) ->
             for _, _, at, _, body in learned
             if body["version"].startswith(f"{life}.") and body["learned"] > newest
         ]
-        # An update may wait one interval until it is due, and then for the disk.
         age = died - min(unsaved) if unsaved else 0.0
         totals["oldest"] = max(totals["oldest"], age)
-        totals["old"] += age > 1.5 * interval + 1
+        totals["old"] += age > interval
     store.close()
 
 
-def _full(server: Server, names: list[str], bodies: list[bytes]) -> None:
-    """No file may grow: as on a full disk. Then they may again."""
-    pid = server.pid
+@contextmanager
+def _full_disk(pid: int) -> Iterator[None]:
+    """No file may grow: as on a full disk."""
     usual = resource.prlimit(pid, resource.RLIMIT_FSIZE)
     resource.prlimit(pid, resource.RLIMIT_FSIZE, (1, usual[1]))
-    notes = _some(server, names, bodies, 5.0, 50_000_000)
-    trouble = server.get("/v1/server")[1]["storage"]
-    alarm = b"ostinato_storage_ok 0.0" in server.get("/metrics")[1]
+    yield
     resource.prlimit(pid, resource.RLIMIT_FSIZE, usual)
-    after = _some(server, names, bodies, 8.0, 60_000_000)
+
+
+@contextmanager
+def _read_only(folder: Path) -> Iterator[None]:
+    """Nothing may be made or written in the folder; what is open stays open."""
+    places = [(path, path.stat().st_mode) for path in (folder, *folder.rglob("*"))]
+    for path, mode in places:
+        path.chmod(mode & 0o555)
+    yield
+    for path, mode in places:
+        if path.exists():
+            path.chmod(mode)
+
+
+def _without_disk(
+    server: Server,
+    names: list[str],
+    bodies: list[bytes],
+    what: str,
+    trouble: AbstractContextManager[None],
+    start: int,
+) -> None:
+    """Load the server while nothing can be written, and again when it can."""
+    with trouble:
+        notes = _some(server, names, bodies, 6.0, start)
+        said = server.get("/v1/server")[1]["storage"]
+        alarm = b"ostinato_storage_ok 0.0" in server.get("/metrics")[1]
+    after = _some(server, names, bodies, 8.0, start + 10_000_000)
     mended = server.get("/v1/server")[1]["storage"]
     wrong = sum(note.status not in (200, 429) for note in notes + after)
-    print(f"disk full: {len(notes)} answers meanwhile, {wrong} errors, said {trouble!r}, "
+    print(f"{what}: {len(notes)} answers meanwhile, {wrong} errors, said {said!r}, "
           f"alarm {alarm}; afterwards {mended!r}")  # fmt: skip
 
 

@@ -14,11 +14,14 @@ run at a part of that load tells what learning costs the answers.
 from __future__ import annotations
 
 import argparse
+import os
 import tempfile
 import time
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -47,6 +50,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--precision", default="fp32")
     parser.add_argument("--checked", type=int, default=3, help="streams that are made again")
     parser.add_argument("--compare", type=float, default=60, help="seconds of each learning phase")
+    parser.add_argument("--turns", type=int, default=5, help="of server and library, for the ratio")
+    parser.add_argument("--turn", type=float, default=10, help="seconds of each")
     parser.add_argument("--pace", type=float, default=0.3, help="share of the load in that phase")
     return parser.parse_args()
 
@@ -144,13 +149,8 @@ def main() -> None:
         pace = report(notes, memory, broken, per, given)
         summary(server)
         costs(server, given, bodies, kind, per, pace)
+        ratio(server, given, bodies, kind, folder)
         server.stop()
-        alone = plain(given, folder)
-        what = "the library's predict" if given.device == "cpu" else "the plain forward"
-        print(
-            f"{what} of {given.batch} images: {alone:.0f} images/s; "
-            f"served: {pace / alone:.2f} of it"
-        )
         if given.device == "cpu":
             check(folder, settings, given, bodies, notes)
 
@@ -214,8 +214,44 @@ def costs(
     )
 
 
-def plain(given: argparse.Namespace, folder: Path) -> float:
-    """Images a second of the library's `predict` (CPU) or of a plain forward (GPU)."""
+def ratio(
+    server: Server, given: argparse.Namespace, bodies: list[bytes], kind: str, folder: Path
+) -> None:
+    """Images a second, served and by the library, in turns: others may use the machine too."""
+    work = plain(given, folder)
+    served, alone = list[float](), list[float]()
+    for turn in range(given.turns):
+        start = 20_000_000 + 1_000_000 * turn
+        notes, _, _ = load(server, given, bodies, kind, given.turn, start=start)
+        served.append(sum(note.status == 200 for note in notes) * given.images / given.turn)
+        server.pause(True)  # what it still learns would take the library's time
+        alone.append(_pace(work, given))
+        server.pause(False)
+    shares = sorted(mine / its for mine, its in zip(served, alone, strict=True))
+    what = "the library's predict" if given.device == "cpu" else "the plain forward"
+    print(
+        f"{what} of {given.batch} images, {given.threads} threads: {median(alone):.0f} images/s; "
+        f"served: {median(served):.0f}; share of it in {given.turns} turns "
+        f"{median(shares):.2f} ({shares[0]:.2f} to {shares[-1]:.2f})",
+        flush=True,
+    )
+
+
+def _pace(work: Callable[[], Any], given: argparse.Namespace) -> float:
+    cores = os.sched_getaffinity(0)
+    if given.cores is not None:
+        os.sched_setaffinity(0, sorted(cores)[: given.cores])
+    work()
+    began, count = time.perf_counter(), 0
+    while time.perf_counter() - began < given.turn:
+        work()
+        count += given.batch
+    os.sched_setaffinity(0, cores)
+    return count / (time.perf_counter() - began)
+
+
+def plain(given: argparse.Namespace, folder: Path) -> Callable[[], Any]:
+    """One batch of the library's `predict` (CPU) or of a plain forward (GPU)."""
     from ostinato.serve.loading import load_served
     from ostinato.serve.settings import Settings
 
@@ -229,13 +265,9 @@ def plain(given: argparse.Namespace, folder: Path) -> float:
             with torch.no_grad(), torch.autocast("cuda", torch.bfloat16, enabled=half):
                 return model(batch).float().cpu()
     else:
-        import os
-
         from ostinato import adapt
         from ostinato.data.embedded import STATISTICS, asset_path, embedded_model
 
-        if given.cores is not None:
-            os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: given.cores])
         adapted = adapt(embedded_model(), statistics=asset_path(STATISTICS))
         batch = torch.from_numpy(images(given.batch)[1][: given.batch])
 
@@ -243,13 +275,7 @@ def plain(given: argparse.Namespace, folder: Path) -> float:
             with adapted.frozen():
                 return adapted.predict(batch)
 
-    for _ in range(3):
-        work()
-    began, count = time.perf_counter(), 0
-    while time.perf_counter() - began < 5:
-        work()
-        count += len(batch)
-    return count / (time.perf_counter() - began)
+    return work
 
 
 def check(

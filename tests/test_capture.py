@@ -10,11 +10,16 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ostinato.api import adapt
 from ostinato.checks import small_model
+from ostinato.experts.stack import StackPass
 from ostinato.methods import _ostinato_capture as capture
+from ostinato.methods import _ostinato_turns as turns
 from ostinato.methods._ostinato_answers import Answers
+from ostinato.methods._ostinato_published import Placed
+from ostinato.methods.base import Input
 from ostinato.speed.ways import trusting
 
 kit = runpy.run_path(str(Path(__file__).with_name("_ostinato_small.py")))
@@ -22,28 +27,64 @@ clean, shifted = kit["clean"], kit["shifted"]
 GPU = torch.cuda.is_available()
 
 
-def again(work: Callable[[], Any], pool: Any) -> tuple[Any, Callable[[], None]]:
-    """What a capture does, by doing the work again: results stay where they were."""
-    kept = work()
+class Graph(TorchDispatchMode):
+    """What a CUDA graph does, on a CPU: operators are kept with the very tensors they had.
 
-    def flat(value: Any) -> list[torch.Tensor]:
-        if isinstance(value, torch.Tensor):
-            return [value]
-        parts = vars(value).values() if hasattr(value, "__dict__") else value
-        return [tensor for part in parts for tensor in flat(part)]
+    A replay runs no Python of the work's own. Whatever was read from a tensor that has since been
+    replaced is therefore read from the old one, as a graph would.
+    """
 
-    def replay() -> None:
-        for old, new in zip(flat(kept), flat(work()), strict=True):
-            old.copy_(new)
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[Any, Any, Any, Any]] = []
 
-    return kept, replay
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten._local_scalar_dense.default:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        out = func(*args, **kwargs or {})
+        self.calls.append((func, args, kwargs or {}, out))
+        return out
+
+    def replay(self) -> None:
+        with torch.no_grad():
+            for func, args, kwargs, out in self.calls:
+                if any(one.alias_info is not None for one in func._schema.returns):
+                    if func._schema.is_mutable:
+                        func(*args, **kwargs)
+                    continue  # a view sees what its base is now
+                for old, new in zip(tensors(out), tensors(func(*args, **kwargs)), strict=True):
+                    old.detach().copy_(new)
+
+
+def tensors(value: Any) -> list[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return [value]
+    return (
+        [one for part in value for one in tensors(part)] if isinstance(value, (tuple, list)) else []
+    )
+
+
+def recorded(work: Callable[[], Any], pool: Any) -> tuple[Any, Callable[[], None]]:
+    """In place of `capture.record`, where there is no GPU."""
+    work()
+    graph = Graph()
+    with graph:
+        result = work()
+    return result, graph.replay
+
+
+def open_unseen(self: Placed, index: torch.Tensor) -> StackPass:
+    """A pass as a GPU has it, which is not asked whether all images have the same row."""
+    shared = self.shared if self.table else ()
+    return StackPass(index, self.rows, shared, maps=self.maps, branches=self.branches)
 
 
 @pytest.fixture
 def captured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a GPU, captures that do the work again stand in for the real ones."""
+    """Without a GPU, recorded operators stand in for real captures."""
     if not GPU:
-        monkeypatch.setattr(capture, "record", again)
+        monkeypatch.setattr(capture, "record", recorded)
+        monkeypatch.setattr(Placed, "open", open_unseen)
         monkeypatch.setattr(Answers, "_may_capture", lambda self: self.config.compile is not False)
 
 
@@ -136,13 +177,92 @@ def test_a_batch_size_is_captured_when_it_comes_again(captured, statistics):
         method.step(batch)
     before = method.captures.made
     for size in (3, 5, 6, 7):
-        for _ in range(capture.SEEN):
+        for _ in range(turns.SEEN):
             method.predict(shifted(1)[0][:size])
     assert method.captures.made == before
     for size in (3, 5, 6, 7, 3):
         method.predict(shifted(1)[0][:size])
-    assert method.captures.made == before + 4
-    assert len(method.captures._kept) == capture.KEPT
+    assert method.captures.made == before + turns.KEPT - 1
+    assert len(method.captures._kept) == turns.KEPT
+
+
+@trusting()
+def test_sizes_that_take_turns_are_not_captured_anew_all_the_time(captured, statistics):
+    method = made(statistics, preset="forward-only")
+    for batch in shifted(4):
+        method.step(batch)
+    for _ in range(6):
+        for size in (1, 2, 3, 4, 5, 6, 7):
+            method.predict(shifted(1)[0][:size])
+    assert method.captures.made == turns.KEPT
+    for _ in range(15):  # one of those left out comes often enough to take another one's place
+        method.predict(shifted(1)[0][:7])
+    assert method.captures.made == turns.KEPT + 1
+    assert len(method.captures._kept) == turns.KEPT
+
+
+@trusting()
+def test_growth_drops_captures_of_the_old_rows_and_an_older_version_is_answered_plainly(
+    captured, statistics
+):
+    method = made(statistics, preset="forward-only")
+    batches = shifted(8)
+    for batch in batches[:5]:
+        method.step(batch)
+    old, before = method.publisher.placed(method.version), method.captures.made
+    method.publisher.stack._grow()
+    method._republish()
+    grown = method.publisher.placed(method.version)
+    expected = method._forward(Input(batches[5].to(method.device)), grown, grown.index([1] * 8))
+    assert torch.allclose(method.predict(batches[5]), expected.float(), atol=1e-5)
+    assert method.captures.made == before + 1
+    assert method.captures.answer(batches[5].to(method.device), old) is None
+    assert {
+        id(one.placed.rows) for kinds in method.captures._kept.values() for one in kinds.values()
+    } == {id(grown.rows)}
+
+
+@trusting()
+def test_what_was_started_for_other_maps_is_done_over(captured, statistics):
+    """The maps are made anew while a captured step is on its way: it must not be applied."""
+    fast, plain = made(statistics, compile=True), made(statistics, compile=False)
+    started = []
+    inner = fast._start_step
+
+    def start(batch: Any, domain: Any) -> Any:
+        found = inner(batch, domain)
+        started.append(found)
+        for method in (fast, plain):  # due now, so that taking in makes the maps anew
+            method.bank.domains[1].due = method.bank.domains[1].images
+        return found
+
+    fast._start_step = start
+    for batch in shifted(14):
+        ours, theirs = fast.step(batch), plain.step(batch)
+        assert torch.allclose(ours.logits.cpu(), theirs.logits.cpu(), atol=1e-4)
+        assert ours.updated == theirs.updated
+    begun = [one for one in started if one is not None]
+    assert len(begun) > 3
+    assert all(one.maps is not fast.bank.domains[1].maps for one in begun)
+
+
+@trusting()
+def test_an_answer_says_the_version_that_gave_it(captured, statistics, monkeypatch):
+    """Another thread publishes while a captured answer is on its way."""
+    method = made(statistics, preset="forward-only")
+    batches = shifted(8)
+    for batch in batches[:5]:
+        method.step(batch)
+    inner, number = method.captures.answer, method.version.number
+
+    def answer(pixels: Any, placed: Any) -> Any:
+        found = inner(pixels, placed)
+        method._republish()
+        return found
+
+    monkeypatch.setattr(method.captures, "answer", answer)
+    method.predict(batches[6])
+    assert method.last.version == number < method.version.number
 
 
 @trusting()
@@ -162,11 +282,29 @@ def test_a_model_that_cannot_be_captured_is_answered_plainly(captured, statistic
         raise RuntimeError("operation not permitted when stream is capturing")
 
     monkeypatch.setattr(capture, "record", refuse)
-    fast, plain = made(statistics, compile=True), made(statistics, compile=False)
-    for batch in shifted(5):
+    fast, plain = made(statistics, compile="auto"), made(statistics, compile=False)
+    told = made(statistics, compile=True)
+    batches = shifted(5)
+    for batch in batches:
         assert torch.equal(fast(batch), plain(batch))
     assert "capturing" in fast.captures.refused
     assert fast.captures.made == 1
+    told(batches[0])
+    told(batches[1])
+    with pytest.warns(UserWarning, match="capturing"):
+        told(batches[2])
+    assert torch.equal(told(batches[3]), told.predict(batches[3]))  # said once
+
+
+@trusting()
+def test_a_state_goes_between_captured_and_plain(captured, statistics, tmp_path):
+    fast, plain = made(statistics, compile="auto"), made(statistics, compile=False)
+    for batch in shifted(5):
+        fast.step(batch)
+    fast.save(tmp_path / "state", buffers=True)
+    plain.load(tmp_path / "state")
+    batch = shifted(6)[-1]
+    assert torch.allclose(plain.predict(batch), fast.predict(batch), atol=1e-5)
 
 
 @trusting()
@@ -177,7 +315,21 @@ def test_a_copy_makes_captures_of_its_own(captured, statistics):
     twin = copy.deepcopy(method)
     batch = shifted(5)[-1]
     assert twin.captures.made == 0
-    for _ in range(capture.SEEN + 1):
+    for _ in range(turns.SEEN + 1):
         answer = twin.predict(batch)
     assert twin.captures.made == 1
     assert torch.allclose(answer, method.predict(batch), atol=1e-5)
+
+
+@trusting()
+def test_an_expert_that_waits_on_the_host_comes_back_for_a_captured_answer(captured, statistics):
+    fast, plain = made(statistics, resident=1), made(statistics, compile=False)
+    for batch in traffic():
+        ours, theirs = fast.step(batch), plain.step(batch)
+        assert torch.allclose(ours.logits.cpu(), theirs.logits.cpu(), atol=1e-4)
+        assert (ours.domains, ours.trust) == (theirs.domains, theirs.trust)
+    for batch in (traffic()[0], traffic()[10], traffic()[0], traffic()[-1]):
+        assert torch.allclose(fast.predict(batch).cpu(), plain.predict(batch).cpu(), atol=1e-4)
+        assert fast.last.domains == plain.last.domains
+    assert fast.captures.made
+    assert fast.publisher.stack.growths == 0

@@ -177,8 +177,65 @@ def test_suite_notices_a_save_that_a_full_disk_spoils(broken):
             super().save(path, buffers=buffers)
 
     assert failed(broken(Rash)) == [
-        "A disk that fails leaves the old file and the state; a cut file is refused"
+        "A disk that fails leaves the old file and the state; a cut file is refused, a whole taken"
     ]
+
+
+def test_suite_notices_a_load_that_forgets(broken):
+    class Absent(Method):
+        name = "absent"
+        info = INFO
+
+        def configure(self) -> None:
+            self.count = self.track("count", Scalars(batches=0))
+
+        def objective(self, batch: Input) -> Objective:
+            self.count["batches"] += 1
+            return super().objective(batch)
+
+        def load(self, path) -> None:
+            super().load(path)
+            self.count["batches"] = 0
+
+    assert failed(broken(Absent)) == [
+        "A disk that fails leaves the old file and the state; a cut file is refused, a whole taken"
+    ]
+
+
+def test_suite_notices_answers_that_break_off_and_leave_something(broken):
+    class Untidy(Method):
+        name = "untidy"
+        info = INFO
+
+        def configure(self) -> None:
+            self.count = self.track("count", Scalars(asked=0))
+
+        def preview(self, batch: Input) -> torch.Tensor:
+            self.count["asked"] += 1
+            logits = self.logits(batch)
+            self.count["asked"] -= 1  # not after an exception
+            return logits
+
+    assert failed(broken(Untidy)) == [
+        "After an exception at any hook it can be reset and unwrapped as if nothing had been"
+    ]
+
+
+def test_suite_notices_what_refused_input_leaves_on_the_model(broken):
+    class Hasty(Method):
+        name = "hasty"
+        info = INFO
+
+        def step(self, images, **given):
+            block = self.model.base.blocks[0]
+            handle = block.register_forward_hook(lambda module, inputs, output: None)
+            output = super().step(images, **given)
+            handle.remove()  # not where the images are refused
+            return output
+
+    assert "Bad input is refused and changes nothing, nor what unwrap gives back" in failed(
+        broken(Hasty)
+    )
 
 
 def test_our_own_method_founds_a_domain_and_learns_in_the_suite():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import runpy
 import stat
 import subprocess
 import sys
@@ -17,7 +18,9 @@ from ostinato.ops import files
 from ostinato.ops.files import write_atomically
 from ostinato.ops.snapshot import State, load_state, save_state
 from ostinato.running.results import RunFolder
+from ostinato.scoring.record import Record
 
+disk = runpy.run_path(str(Path(__file__).with_name("_small_disk.py")))
 OLD, NEW = b"old content", b"the new content, which is longer"
 
 
@@ -245,3 +248,36 @@ def test_a_run_keeps_its_last_checkpoint_when_one_fails(tmp_path, monkeypatch, s
     assert torch.equal(load_state(run.state_path)[0].tensors["a"], torch.ones(1))
     assert not [name for name in names(run.path) if name.endswith(".tmp")]
     run.close()
+
+
+def _record(run: RunFolder, index: int) -> Record:
+    return Record(
+        run=run.hash, index=index, domain="fog", images=2, correct=1, counted=2, hits="01",
+        confidence=(0.5, 0.75), loss=0.5, trained=1, seconds=0.5,
+    )  # fmt: skip
+
+
+def test_a_disk_that_is_really_full_keeps_states_records_and_checkpoints(tmp_path):
+    """Not a stub either: a small file system without one free byte."""
+    place = tmp_path / "disk"
+    with disk["small_disk"](place):
+        state, run = place / "s", RunFolder.create(place / "run", {"method": "x"})
+        save_state(state, State({"a": torch.ones(3)}), {})
+        run.checkpoint(State({"a": torch.ones(3)}))
+        lines = (run.path / "records.jsonl").read_bytes()
+        with disk["filled"](place):
+            for save in (
+                lambda: save_state(state, State({"a": torch.zeros(9000)}), {}),
+                lambda: run.checkpoint(State({"a": torch.zeros(9000)})),
+                lambda: [run.append(_record(run, index)) for index in range(500)],
+            ):
+                with pytest.raises(StateError, match="No space left"):
+                    save()
+            assert torch.equal(load_state(state)[0].tensors["a"], torch.ones(3))
+            assert torch.equal(load_state(run.state_path)[0].tensors["a"], torch.ones(3))
+            found = (run.path / "records.jsonl").read_bytes()
+            assert found.startswith(lines)
+            assert not found or found.endswith(b"\n")
+        assert not [path for path in place.rglob("*") if path.suffix == ".tmp"]
+        save_state(state, State({"a": torch.zeros(3)}), {})
+        run.close()

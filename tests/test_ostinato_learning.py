@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import runpy
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import torch
 from ostinato.methods import _ostinato_maps as core
 from ostinato.methods._ostinato_parts import Domain
 from ostinato.methods.base import Input
+from ostinato.ops.losses import softmax_entropy
 
 kit = runpy.run_path(str(Path(__file__).with_name("_ostinato_small.py")))
 build, shifted, clean = kit["build"], kit["shifted"], kit["clean"]
@@ -141,3 +143,32 @@ def test_what_is_dropped_no_longer_waits():
     assert (len(domain.recent), len(domain.arrived), domain.waiting) == (2, 2, 2)
     domain.add([torch.zeros(3, 4, 4)], bound=5, when=2)  # another size: the others go
     assert (len(domain.recent), domain.arrived) == (1, [2])
+
+
+# Confidence.
+
+
+def test_learned_answers_are_as_sure_as_those_of_the_maps(small, trusting):
+    """Branches that only sharpen: answers are given as unsure as those of the maps alone."""
+    method, domain = known(small)
+    domain.due = 10**6  # no maps are made on the way
+    batches = shifted(30)[5:]
+    plain = [float(softmax_entropy(method.step(batch).logits).mean()) for batch in batches[:3]]
+    domain.unsure = wanted = 0.5 * (sum(plain) / 3 + math.log(5))
+    tempered = [float(softmax_entropy(method.step(batch).logits).mean()) for batch in batches[3:]]
+    assert domain.temperature > 1
+    assert abs(sum(tempered[-5:]) / 5 - wanted) < 0.25 * abs(wanted - sum(plain) / 3)
+
+
+def test_a_temperature_goes_with_what_was_learned(small, trusting):
+    method, domain = known(small)
+    domain.temperature = 3.0
+    method._republish()
+    batch = shifted(6)[5]
+    warm = method.predict(batch)
+    domain.temperature = 1.0
+    method._republish()
+    assert torch.allclose(3 * warm, method.predict(batch), atol=1e-5)
+    domain.temperature, domain.variety = 3.0, 100.0
+    method.step(batch)
+    assert domain.temperature == 1.0

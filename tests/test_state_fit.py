@@ -18,7 +18,8 @@ from ostinato.checks import small_batches, small_model
 from ostinato.errors import StateError
 from ostinato.methods.base import Method
 from ostinato.ops import snapshot
-from ostinato.ops.expect import Like, check_part, exactly, listed, number, optional
+from ostinato.ops.classmean import ClassMean
+from ostinato.ops.expect import Like, check_part, check_state, exactly, listed, number, optional
 from ostinato.ops.snapshot import State, load_state, save_state
 
 METHODS = {"tent": {}, "cotta": {}, "rotta": {"capacity": 4}, "vdp": {"size": 4}, "sar": {}}
@@ -147,6 +148,21 @@ def test_no_missing_and_no_extra_value_is_taken(method):
         if isinstance(part, dict):
             refused(method, State(state.tensors, put(state.values, (name, "more"), 1)))
     refused(method, State(state.tensors, {**state.values, "more": {}}))
+
+
+def test_a_mean_prediction_is_there_or_not_and_of_the_size_it_says():
+    mean = ClassMean()
+    check_state(mean, mean.export_state())
+    mean.update(torch.full((2, 5), 0.2))
+    state = mean.export_state().clone()
+    check_state(mean, state)
+    value = state.tensors["mean"]
+    for tensors in ({}, {"mean": torch.cat([value, value])}, {"mean": value[:0]}):
+        with pytest.raises(StateError, match="does not fit"):
+            check_state(mean, State(tensors, state.values))
+    for classes in (0, 4, -1, "five", True):
+        with pytest.raises(StateError, match="does not fit"):
+            check_state(mean, State(state.tensors, {"classes": classes}))
 
 
 def test_what_fits_is_taken(method):

@@ -17,9 +17,10 @@ from ostinato.errors import OstinatoError
 from ostinato.registry import METHODS, TABLES
 from ostinato.running.job import check_spec, open_stream
 from ostinato.running.results import RunFolder
-from ostinato.tables import assemble
-from ostinato.tables.assemble import build_table, choose, spec_of
+from ostinato.tables import plan
+from ostinato.tables.assemble import build_table
 from ostinato.tables.cells import measure
+from ostinato.tables.plan import plan_table, spec_of
 from ostinato.tables.printed import printed
 from ostinato.tables.request import Request
 from ostinato.tables.table import Measure, Table, Variant
@@ -45,8 +46,9 @@ def test_every_row_of_every_table_has_a_valid_spec(name: str, scale: Any) -> Non
     methods = () if table.variants else ("source", "tent", "dual_expert:paper")
     changes = {"model": "test_vit", "weights": "random"} if scale == "full" else {}
     request = Request(scale=scale, methods=methods, changes=changes)
-    variants, skipped = choose(table, request)
-    assert skipped == []
+    made = plan_table(table, request)
+    variants, skipped = made.variants, made.skipped
+    assert skipped == ()
     for variant in variants:
         for part in table.parts:
             spec = spec_of(table, part, variant, request)
@@ -148,7 +150,7 @@ def test_a_table_does_not_run_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_rows_that_cannot_run_are_left_out_of_the_usual_list_and_refused_by_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(assemble, "METHODS_FULL", ("source", "not_yet"))
+    monkeypatch.setattr(plan, "METHODS_FULL", ("source", "not_yet"))
     request = Request(seeds=(1,), changes=TINY, out=tmp_path)
     result = build_table("imagenet-c", request, QUIET)
     assert [row.label for row in result.rows if row.origin == "measured"] == ["Source"]
@@ -158,7 +160,7 @@ def test_rows_that_cannot_run_are_left_out_of_the_usual_list_and_refused_by_name
 
 
 def test_all_means_every_registered_method_once() -> None:
-    rows = assemble._candidates(TABLES["imagenet-c"], Request(methods=("all",)))
+    rows = plan._candidates(TABLES["imagenet-c"], Request(methods=("all",)))
     assert {row.method for row in rows} >= set(METHODS.names())
     assert [r.method for r in rows[-3:]] == ["dual_expert", "ostinato", "ostinato"]
     assert len(rows) == len({(row.method, row.preset) for row in rows})
@@ -169,7 +171,8 @@ def test_ablations_differ_in_what_they_ablate_and_refuse_methods() -> None:
     table = TABLES["ablation-fdd"]
     request = Request()
     settings = [
-        spec_of(table, table.parts[0], v, request).settings for v in choose(table, request)[0]
+        spec_of(table, table.parts[0], v, request).settings
+        for v in plan_table(table, request).variants
     ]
     assert [s.get("discriminator") for s in settings] == [
         {"kind": "oracle"},
@@ -182,7 +185,7 @@ def test_ablations_differ_in_what_they_ablate_and_refuse_methods() -> None:
     labels = [v.label for v in table.variants]
     assert labels == [row.method for row in printed("ablation-fdd").rows]
     with pytest.raises(OstinatoError, match="rows of its own"):
-        choose(table, Request(methods=("tent",)))
+        plan_table(table, Request(methods=("tent",)))
 
 
 def test_small_crs_streams_have_the_structure_of_the_paper_s() -> None:

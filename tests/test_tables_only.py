@@ -9,7 +9,8 @@ from rich.console import Console
 
 from ostinato.errors import ConfigError
 from ostinato.registry import TABLES
-from ostinato.tables.assemble import build_table, choose
+from ostinato.tables.assemble import build_table
+from ostinato.tables.plan import plan_table
 from ostinato.tables.request import Request, parse_only
 from ostinato.tables.search import search
 
@@ -48,7 +49,7 @@ def test_one_stream_may_have_fewer_images(tmp_path: Path) -> None:
 
 def test_settings_of_nobody_are_refused() -> None:
     with pytest.raises(ConfigError, match="Did you mean 'tent'"):
-        choose(TABLES["imagenet-c"], Request(only={"tnet": {}}))
+        plan_table(TABLES["imagenet-c"], Request(only={"tnet": {}}))
     for word in ("data.limit=3", "foa:data.limit", ":limit=3"):
         with pytest.raises(ConfigError, match="NAME:KEY=VALUE"):
             parse_only([word])

@@ -22,7 +22,8 @@ from ostinato.running.job import check_spec, open_stream
 from ostinato.running.results import RunFolder
 from ostinato.running.runner import finished, run
 from ostinato.running.spec import Spec
-from ostinato.tables.assemble import at_factor, build_table, choose, spec_of
+from ostinato.tables.assemble import build_table
+from ostinato.tables.plan import at_factor, plan_table, spec_of
 from ostinato.tables.request import Request
 from ostinato.tables.rows import Workers, run_rows
 from ostinato.tables.search import read_factors, search, write_factors
@@ -198,7 +199,7 @@ def test_a_table_takes_the_factors_of_a_search_for_second_rows(tmp_path: Path) -
     factors = read_factors(path)
     assert json.loads(path.read_text())["command"] == "typed"
     request = Request(methods=("source", "tent", "cotta"), factors=factors)
-    labels = [v.label for v in choose(TABLES["imagenet-c"], request)[0]]
+    labels = [v.label for v in plan_table(TABLES["imagenet-c"], request).variants]
     tent, cotta = (METHODS[name].info.title for name in ("tent", "cotta"))
     assert labels == ["Source", tent, f"{tent}, rate × 3", cotta]
     with pytest.raises(ConfigError, match="ostinato search"):

@@ -10,7 +10,8 @@ import torch
 from ostinato.registry import DATASETS, TABLES
 from ostinato.running.job import open_stream
 from ostinato.running.spec import Spec
-from ostinato.tables.assemble import build_table, spec_of
+from ostinato.tables.assemble import build_table
+from ostinato.tables.plan import spec_of
 from ostinato.tables.request import Request
 from ostinato.tables.seeds import seed_note
 from ostinato.tables.table import Table, Variant

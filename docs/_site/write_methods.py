@@ -24,7 +24,6 @@ from ostinato.registry import METHODS
 
 BATCH = 32
 SIDE = 64
-PRESET = {"ostinato": "robust", "dual_expert": "source-free"}
 FEWER = {"memo": 2}
 """Images a batch where each is treated by itself, so that a few tell what all cost."""
 QUICK = {"warm_steps": 1, "fisher_images": BATCH}
@@ -155,7 +154,7 @@ def _cost_row(name: str, cost: Cost) -> tuple[str, ...]:
 
 def _adapted(name: str, model: Any, images: Tensor, labels: Tensor) -> Method:
     kind = METHODS[name]
-    preset = PRESET.get(name)
+    preset = kind.default_preset
     quick: dict[str, Any] = {
         key: value for key, value in QUICK.items() if key in kind.Config.model_fields
     }

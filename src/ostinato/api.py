@@ -11,15 +11,17 @@ from torch import Tensor, nn
 from ostinato.domains.texture import Texture
 from ostinato.errors import ConfigError, MissingResource, OstinatoError
 from ostinato.methods.base import Method, Resources
+from ostinato.methods.choosing import choose_method
 from ostinato.methods.contract import check_resources, resolve_config
+from ostinato.methods.sharing import check_sharing, share_work
 from ostinato.models import Normalize, Triple, VisionModel, check_module, fingerprint
 from ostinato.ops.batches import Images, image_batches
 from ostinato.ops.blocks import Choice, choose_blocks, find_blocks
 from ostinato.ops.colours import three_colours
+from ostinato.ops.processes import Processes
 from ostinato.ops.snapshot import State, load_state
 from ostinato.ops.statistics import SourceStatistics, collect
 from ostinato.ops.trainable import Flags
-from ostinato.own import choose_method
 from ostinato.registry import METHODS
 
 
@@ -35,6 +37,7 @@ def adapt(
     normalize: Normalize = "model",
     mean: Triple | None = None,
     std: Triple | None = None,
+    group: Any = None,
     **settings: Any,
 ) -> Method:
     """Wrap a model so that calling it predicts, recognises the domain and adapts.
@@ -54,6 +57,8 @@ def adapt(
         normalize: "model" (pixels in, the wrapper normalises), "none" or "input".
         mean: of the model's input convention, where the model does not tell.
         std: likewise.
+        group: a process group of `torch.distributed` whose processes answer one stream together:
+            each calls it with its own part of every batch, and all keep the same state.
         settings: single settings on top of the preset, such as ``lr=3e-4``.
 
     >>> import timm, torch
@@ -80,9 +85,11 @@ def adapt(
         settings["blocks"] = blocks
     config = resolve_config(kind, preset, settings)
     vision = VisionModel(model, normalize=normalize, mean=mean, std=std)
+    processes = Processes.of(group)
+    resources = check_sharing(processes, kind, config, vision, Resources(statistics, prepared))
     choose_blocks(model, None if blocks is ... or "blocks" in settings else blocks)
     try:
-        adapted: Method = kind(vision, config, Resources(statistics, prepared), targets)
+        adapted: Method = kind(vision, config, resources, targets)
     except (LookupError, RuntimeError) as error:
         choose_blocks(model, None)
         if prepared is None or isinstance(error, OstinatoError):
@@ -91,6 +98,7 @@ def adapt(
             f"What was prepared does not fit {method} on this model ({error}). Make it anew with "
             f"'ostinato prepare {method} --model ... --data ... --out FILE'."
         ) from error
+    share_work(adapted, processes)
     return adapted
 
 

@@ -41,6 +41,10 @@ class MissingResource(OstinatoError):
     """A method needs something prepared beforehand (source statistics, warmed adapters)."""
 
 
+class GroupError(OstinatoError, RuntimeError):
+    """Processes that answer one stream together lost one another, or disagree."""
+
+
 class UnknownName(OstinatoError, KeyError):
     """A name is not registered; the message offers the nearest one."""
 

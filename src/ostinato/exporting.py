@@ -112,7 +112,25 @@ def _frozen(adapted: Method, domain: int | str | None) -> nn.Module:
     frozen = bare_copy(adapted.model)
     frozen.base, acts = with_expert(adapted.model.base, expert, version.shared, adapted.targets)
     frozen.add_module("acts", acts)
-    return frozen.eval().requires_grad_(False)
+    temperature = version.temperatures.get(int(domain), 1.0)
+    return Tempered(frozen, temperature).eval().requires_grad_(False)
+
+
+class Tempered(nn.Module):
+    """A model whose logits are divided by a temperature.
+
+    >>> Tempered(nn.Identity(), 2.0)(torch.ones(1, 3)).tolist()
+    [[0.5, 0.5, 0.5]]
+    """
+
+    def __init__(self, model: nn.Module, temperature: float) -> None:
+        super().__init__()
+        self.model, self.temperature = model, temperature
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Its logits."""
+        logits: Tensor = self.model(images)
+        return logits / self.temperature
 
 
 def _inputs(adapted: Method, domain: int | str | None, pixels: Tensor) -> tuple[Any, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
@@ -103,6 +103,21 @@ class StepOutput:
     version: int = 0
     trust: tuple[float, ...] = field(default=())
     source_logits: Tensor | None = None
+
+    def part(self, rows: slice | None) -> StepOutput:
+        """The same for some of the batch's images: what is one an image is theirs alone."""
+        if rows is None:
+            return self
+        decision, source = self.decision, self.source_logits
+        if decision is not None and decision.per_sample is not None:
+            decision = replace(decision, per_sample=decision.per_sample[rows])
+        return replace(
+            self,
+            logits=self.logits[rows],
+            decision=decision,
+            trust=self.trust[rows],
+            source_logits=None if source is None else source[rows],
+        )
 
     @property
     def domains(self) -> tuple[int, ...]:

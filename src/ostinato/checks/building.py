@@ -47,7 +47,7 @@ def builder(name: str, kind: type[Method], settings: dict[str, Any]) -> Build:
 
 def _plain(settings: dict[str, Any]) -> dict[str, Any]:
     """Settings of the method itself, without `adapt`'s own arguments."""
-    own = ("preset", "statistics", "prepared", "targets", "normalize", "mean", "std")
+    own = ("preset", "statistics", "prepared", "targets", "normalize", "mean", "std", "group")
     return {key: value for key, value in settings.items() if key not in own}
 
 

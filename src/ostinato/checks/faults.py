@@ -18,9 +18,12 @@ from ostinato.checks.building import Build, run, same, same_state, taken_back
 from ostinato.checks.small import small_batches
 from ostinato.errors import StateError
 from ostinato.methods.base import Method
+from ostinato.ops.snapshot import load_state
 
 HOOKS = ("inspect", "route", "steps", "objective", "update", "answer", "after", "advance")
 """What the loop calls on a method, in the order of a batch."""
+ANSWERS = ("inspect", "respond", "preview", "source_logits")
+"""What `predict` calls."""
 THREADS, CALLS = 4, 3
 
 
@@ -68,20 +71,42 @@ def check_exceptions(build: Build) -> str | None:
                 method.reset()
             except Exception as error:
                 return f"an exception in {place} became {type(error).__name__}: {error}"
-    return _as_new(method, build)
+    run(method, [batch])
+    return _keeps_state(method, batch) or _as_new(method, build)
+
+
+def _keeps_state(method: Method, batch: Tensor) -> str | None:
+    """What an exception on the way to an answer changes, if anything: it learns nothing there."""
+    before = method.export_state().clone()
+    for place in (*ANSWERS, *blocks(method)):
+        for late in (False, True):
+            try:
+                with broken(method, place, late):
+                    method.predict(batch, source=True)
+            except Injected:
+                pass
+            except Exception as error:
+                return f"an exception in {place} became {type(error).__name__}: {error}"
+            if not same_state(before, method.export_state().clone()):
+                return f"an exception in {place} changed the state though it only answered"
+    return None
 
 
 def places(method: Method) -> list[str]:
     """Where an exception can be thrown in: hooks, blocks of the model, the optimizer's step."""
+    return [*HOOKS, *blocks(method), "optimizer"]
+
+
+def blocks(method: Method) -> list[str]:
+    """Three modules of the model, from its beginning to its end."""
     inner = [name for name, module in method.model.base.named_modules() if name.count(".") == 1]
-    chosen = inner[:: max(1, len(inner) // 3)][:3]
-    return [*HOOKS, *(f"model.{name}" for name in chosen), "optimizer"]
+    return [f"model.{name}" for name in inner[:: max(1, len(inner) // 3)][:3]]
 
 
 @contextmanager
 def broken(method: Method, place: str, late: bool) -> Iterator[None]:
     """Something that throws, before it does its work or after."""
-    if place in HOOKS:
+    if place in (*HOOKS, *ANSWERS):
         with mock.patch.object(method, place, _throwing(getattr(method, place), late)):
             yield
         return
@@ -131,13 +156,13 @@ def _as_new(method: Method, build: Build) -> str | None:
 
 
 def check_disk(build: Build) -> str | None:
-    """A disk that fails leaves the old file and the state; a cut file is refused."""
+    """A disk that fails leaves the old file and the state; a cut file is refused, a whole taken."""
     method = build()
     run(method, small_batches(2))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "state.safetensors"
         method.save(path)
-        whole, before = path.read_bytes(), method.export_state().clone()
+        whole = path.read_bytes()
         run(method, small_batches(1))
         after = method.export_state().clone()
         for name in ("replace", "fsync", "write"):
@@ -161,10 +186,7 @@ def check_disk(build: Build) -> str | None:
             return "a failed save or load changed the state"
         path.write_bytes(whole)
         method.load(path)
-    return None if _answers(method, before) else taken_back(method)
-
-
-def _answers(method: Method, state: Any) -> bool:
-    """Whether a loaded method lacks something that its saved state had, but for images."""
-    now = method.export_state().tensors
-    return any(name not in now for name in state.tensors if not name.endswith(("recent", "latest")))
+        method.save(again := Path(folder) / "again.safetensors")
+        if not same_state(load_state(path)[0], load_state(again)[0]):
+            return "what it loads is not what it had saved"
+    return taken_back(method)

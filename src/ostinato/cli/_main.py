@@ -49,6 +49,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _fail(f"There is no command {name!r}. {did_you_mean(name, COMMANDS)}")
     if not rest and not COMMANDS[name].alone:
         rest = ["--help"]
+    if name != "run" and "TORCHELASTIC_RUN_ID" in os.environ and "LOCAL_RANK" in os.environ:
+        _fail(f"torchrun starts several processes, and only 'run' is done by several, not {name}.")
     try:
         tyro.cli(COMMANDS[name].call, args=rest, prog=f"ostinato {name}")
     except OstinatoError as error:

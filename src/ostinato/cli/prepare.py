@@ -62,6 +62,7 @@ def prepare_command(
         seed: of the choice of images, and of the method.
         device: cpu, cuda or auto.
     """
+    from ostinato.methods.choosing import choose_method
     from ostinato.models.loading import check_model, load_model
     from ostinato.running.fit import resolve_device
     from ostinato.running.source_images import load_source, open_source
@@ -88,7 +89,7 @@ def prepare_command(
     facts |= {"transform": taken.transform, "images": len(taken.images), "seed": seed}
     _write(method, source, taken, config, facts, out)
     key = "statistics" if method == STATISTICS else "prepared"
-    name = "ostinato" if method == STATISTICS else method
+    name = choose_method(None, None, statistics=True)[0] if method == STATISTICS else method
     print(f"{out}: {key} from {len(taken.images)} images, transform {taken.transform}")
     print(f"use it with ostinato.adapt(model, {name!r}, {key}={str(out)!r})")
 

@@ -57,6 +57,8 @@ def run_command(
 ) -> None:
     """Run a method on a stream, or go on with a run that was interrupted.
 
+    Under torchrun, all processes do one run together.
+
     Args:
         spec: a YAML file of settings, or the folder of a run to go on with.
         model: 'embedded', a timm name with its tag, or a Hugging Face name.
@@ -85,7 +87,7 @@ def run_command(
         resources: of one run there, as cpu=4 gpu=0.5 memory=16 (GiB).
     """
     from ostinato.running.results import RunFolder
-    from ostinato.running.runner import as_asked, resume, run
+    from ostinato.running.runner import as_asked, resume, run, together
     from ostinato.running.spec import parse_data, parse_pairs
 
     given: dict[str, Any] = {
@@ -109,21 +111,20 @@ def run_command(
     changes = {key: value for key, value in given.items() if value is not None}
     changes |= parse_pairs(set)
     far = engine_of(engine, address, resources, every)
-    if spec is not None and spec.is_dir():
+
+    def work(leader: Any) -> Any:
+        if spec is None or not spec.is_dir():
+            wanted = _spec(spec, changes)
+            if far is not None:
+                return run_elsewhere(far, wanted, out, again)
+            return run(wanted, out=out, again=again, every=every, leader=leader)
         if changes:
             raise ConfigError(f"{spec} has its spec already; leave {', '.join(changes)} out.")
         if far is not None:
-            asked = as_asked(RunFolder.open(spec).spec)
-            folders = gently(lambda: run_elsewhere(far, asked, spec.parent, False))
-        else:
-            folders = [gently(lambda: resume(spec, every=every))]
-    else:
-        wanted = _spec(spec, changes)
-        if far is not None:
-            folders = gently(lambda: run_elsewhere(far, wanted, out, again))
-        else:
-            folders = gently(lambda: run(wanted, out=out, again=again, every=every))
-    for folder in folders:
+            return run_elsewhere(far, as_asked(RunFolder.open(spec).spec), spec.parent, False)
+        return [resume(spec, every=every, leader=leader)]
+
+    for folder in gently(lambda: together(work, device)):
         short = folder.summary()
         rf = "" if short.rf is None else f"  RF {short.rf:+.2f}"
         found = "" if short.domains_found is None else f"  domains {short.domains_found}"

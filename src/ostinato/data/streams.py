@@ -165,14 +165,26 @@ class Stream(ABC):
         return self.ends[-1]
 
     def __getitem__(self, index: int) -> Batch:
+        return self.part(index)
+
+    def _place(self, index: int) -> tuple[Segment, range]:
+        """The stretch that a batch is of, and its rows there."""
         if not -len(self) <= index < len(self):
             raise IndexError(f"The stream has {len(self)} batches; there is no batch {index}.")
         index %= len(self)
         number = bisect.bisect_right(self.ends, index)
         first = index - (self.ends[number - 1] if number else 0)
-        start = first * self.config.batch_size
-        chosen = slice(start, start + self.config.batch_size)
-        segment = self.segments[number]
+        start, segment = first * self.config.batch_size, self.segments[number]
+        return segment, range(len(segment))[start : start + self.config.batch_size]
+
+    def count(self, index: int) -> int:
+        """How many images a batch has; none is read."""
+        return len(self._place(index)[1])
+
+    def part(self, index: int, some: slice = slice(None)) -> Batch:
+        """A batch, or some of its images, each as it is in the whole; the others are not read."""
+        segment, rows = self._place(index)
+        chosen = slice(rows[some].start, rows[some].stop)
         images, labels, keys = load_batch(
             [(segment.parts[int(w)], int(i)) for w, i in self._rows(segment, chosen)],
             transform=self.config.transform,
@@ -186,7 +198,7 @@ class Stream(ABC):
             images=images,
             labels=labels,
             domain=segment.name,
-            index=index,
+            index=index % len(self),
             round=segment.round,
             classes=segment.parts[0].columns,
             keys=keys,

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ostinato.domains.routing_state import NAMES, expected_routing, read_routing
-from ostinato.domains.splitting import fresh, split_off, squared
+from ostinato.domains.splitting import fresh, split_off
 from ostinato.domains.verdict import FAR, SOURCE, Change, View, blended
 from ostinato.ops.expect import Expected
 from ostinato.ops.snapshot import State
@@ -104,7 +104,7 @@ class Router:
         total = count * self.spreads
         if len(self.recent):
             row = self._rows(self.owner)
-            apart = squared(self.recent, means.float()).gather(1, row[:, None])[:, 0]
+            apart = (self.recent - means.float()[row]).square().sum(1)
             off = (apart.double() / means.shape[1]).clamp_max(2 * FAR)
             total.index_add_(0, row, off)
             count.index_add_(0, row, torch.ones_like(off))

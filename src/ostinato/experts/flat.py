@@ -94,6 +94,13 @@ class FlatBranches:
         self.changes += 1
         adam(self.value, grad, self.first, self.second, self.updates, lr=lr)
 
+    def move(self, device: torch.device | str) -> None:
+        """Go to another device; what was published stays where it was."""
+        if self.value.device != torch.device(device):
+            for name in ("value", "first", "second"):
+                setattr(self, name, getattr(self, name).to(device))
+            self._published = None
+
     def export_state(self) -> State:
         """The vector, its moments and how many updates it had."""
         tensors = {"value": self.value, "first": self.first, "second": self.second}

@@ -64,6 +64,13 @@ class Expert:
     maps: tuple[BlockMap, ...] = ()
     branches: tuple[Branch, ...] = ()
 
+    def to(self, device: torch.device | str) -> Expert:
+        """The same on another device."""
+        return Expert(
+            tuple(one.to(device) for one in self.maps),
+            tuple(Branch(one.down.to(device), one.up.to(device)) for one in self.branches),
+        )
+
 
 class Acting(Protocol):
     """What hooks ask of a pass; see `Pass` and `experts.stack.StackPass`."""
@@ -75,8 +82,8 @@ class Acting(Protocol):
     def block(self, number: int, tokens: Tensor) -> Tensor:
         """Tokens after a block, changed."""
 
-    def branch(self, number: int, z: Tensor) -> Tensor | None:
-        """What is added to a feed-forward network's output."""
+    def fed(self, number: int, output: Tensor) -> Tensor | None:
+        """A feed-forward network's output with what branches add; None where they add nothing."""
 
 
 class Pass:
@@ -138,15 +145,16 @@ class Pass:
         )
         return BlockMap(*stacked)(tokens)
 
-    def branch(self, number: int, z: Tensor) -> Tensor | None:
-        """What the learned branches add to a feed-forward network's output; None for nothing."""
+    def fed(self, number: int, output: Tensor) -> Tensor | None:
+        """A feed-forward network's output with what branches add; None where they add nothing."""
+        added = self._branch(number, output)
+        return None if added is None else output + added.to(output.dtype)
+
+    def _branch(self, number: int, z: Tensor) -> Tensor | None:
         if self.single is not None:
             own = self.experts[self.single].branches
             both = [b[number] for b in (self.shared, own) if b]
-            if not both:
-                return None
-            down = torch.cat([one.down for one in both], 1)
-            return SCALE * Branch(down, torch.cat([one.up for one in both], 0))(z)
+            return side_by_side(both)(z) if both else None
         return self._mixed_branch(number, z)
 
     def _mixed_branch(self, number: int, z: Tensor) -> Tensor | None:
@@ -164,6 +172,18 @@ class Pass:
             ups = _stacked([one[number].up if one else None for one in found], known.up)
             total = total + Branch(downs[index], ups[index])(tokens)
         return SCALE * total.reshape(z.shape)
+
+
+def side_by_side(branches: Sequence[Branch]) -> Branch:
+    """Several branches as one, `SCALE` in its `up`: that is small, what it gives is not.
+
+    >>> one = Branch(torch.ones(4, 2), torch.ones(2, 4))
+    >>> both = side_by_side([one, one])
+    >>> both.down.shape, both.up[0].tolist()
+    (torch.Size([4, 4]), [0.25, 0.25, 0.25, 0.25])
+    """
+    down = torch.cat([one.down for one in branches], 1)
+    return Branch(down, SCALE * torch.cat([one.up for one in branches], 0))
 
 
 def _stacked(tensors: Sequence[Tensor | None], like: Tensor) -> Tensor:
@@ -262,8 +282,8 @@ class Hooks:
         tokens, put_back = opened
         tokens = now.block(number, tokens)
         if self.after_blocks:
-            added = now.branch(number, tokens)
-            tokens = tokens if added is None else tokens + added.to(tokens.dtype)
+            changed = now.fed(number, tokens)
+            tokens = tokens if changed is None else changed
         if now.keep is not None:
             now.features.append(now.keep(tokens))
         return put_back(tokens)
@@ -272,5 +292,4 @@ class Hooks:
         now = self._now()
         if now is None:
             return None
-        added = now.branch(number, output)
-        return None if added is None else output + added.to(output.dtype)
+        return now.fed(number, output)

@@ -1,8 +1,8 @@
 """All published experts side by side on the device, a row each: one gather serves any mix of them.
 
 Row 0 is the source's and does nothing. A row is written once, when an expert is first asked for,
-and belongs to it until nobody holds the expert any more; so whoever reads an older version goes on
-reading what it was. Rows grow by doubling.
+and belongs to it until nobody holds the row any more; so whoever reads an older version goes on
+reading what it was. Rows grow by doubling. Experts may lie on another device than rows do.
 """
 
 from __future__ import annotations
@@ -32,28 +32,24 @@ class Layout:
         feeds: per feed-forward network, width and rank of the learned branch.
 
     >>> Layout(blocks=((4, 4, 1),), feeds=((4, 2),)).matrices()  # a whole map, then a branch
-    [(4, 4), (4, 2), (2, 4)]
+    [(4, 4), (1, 4), (4, 2), (2, 4)]
     """
 
     blocks: tuple[tuple[int, int, int], ...]
     feeds: tuple[tuple[int, int], ...]
 
     def matrices(self) -> list[tuple[int, int]]:
-        """Shapes of the matrices, in the order in which a row holds them."""
+        """Shapes of matrices and shifts, in the order in which a row holds them."""
         found = []
         for width, rank, _ in self.blocks:
-            found += [(width, rank)] + [(rank, width)] * (rank < width)
+            found += [(width, rank)] + [(rank, width)] * (rank < width) + [(1, width)]
         for width, rank in self.feeds:
             found += [(width, rank), (rank, width)]
         return found
 
     def vectors(self) -> list[tuple[int, int]]:
-        """Shapes of factors, shifts and prefixes, likewise."""
-        return [
-            shape
-            for width, _, count in self.blocks
-            for shape in ((1, width), (1, width), (count, width))
-        ]
+        """Shapes of factors and prefixes, likewise."""
+        return [shape for width, _, count in self.blocks for shape in ((1, width), (count, width))]
 
 
 @dataclass(frozen=True)
@@ -81,17 +77,23 @@ class Rows:
     def block(self, number: int) -> tuple[Tensor, Tensor | None, Tensor, Tensor, Tensor]:
         """A block's down, up (None for a whole map), factor, shift and prefix, a row each."""
         ranks = self.layout.blocks
-        at = sum(1 + (rank < width) for width, rank, _ in ranks[:number])
+        at = sum(2 + (rank < width) for width, rank, _ in ranks[:number])
         low = ranks[number][1] < ranks[number][0]
         matrices, vectors = self.parts
-        factor, shift, prefix = vectors[3 * number : 3 * number + 3]
+        factor, prefix = vectors[2 * number : 2 * number + 2]
         up = matrices[at + 1] if low else None
-        return matrices[at], up, factor[:, 0], shift[:, 0], prefix
+        return matrices[at], up, factor[:, 0], matrices[at + 1 + low][:, 0], prefix
 
     def feed(self, number: int) -> tuple[Tensor, Tensor]:
         """A branch's down and up, a row each; `SCALE` is in the latter."""
-        at = sum(1 + (rank < width) for width, rank, _ in self.layout.blocks) + 2 * number
+        at = sum(2 + (rank < width) for width, rank, _ in self.layout.blocks) + 2 * number
         return self.parts[0][at], self.parts[0][at + 1]
+
+    def of(self, index: Tensor) -> Rows:
+        """The rows of some images, an image each: one operator for each of the two tensors."""
+        return Rows(
+            self.matrices.index_select(0, index), self.vectors.index_select(0, index), self.layout
+        )
 
 
 def _cut(flat: Tensor, shapes: Sequence[tuple[int, int]]) -> list[Tensor]:
@@ -103,6 +105,19 @@ def _cut(flat: Tensor, shapes: Sequence[tuple[int, int]]) -> list[Tensor]:
     return found
 
 
+@dataclass(frozen=True, eq=False)
+class Row:
+    """An expert's place in a stack; it is the expert's for as long as somebody holds this.
+
+    Attributes:
+        number: which row.
+        expert: whose.
+    """
+
+    number: int
+    expert: Expert
+
+
 class Stack:
     """Rows of experts that are in use.
 
@@ -112,8 +127,8 @@ class Stack:
         kind: precision of the matrices.
 
     >>> stack = Stack(Layout(((4, 4, 1),), ((4, 2),)), "cpu")
-    >>> stack.rows([Expert()]), len(stack.now.matrices)
-    ([0], 8)
+    >>> stack.rows([Expert()])[0].number, len(stack.now.matrices)
+    (0, 8)
     """
 
     def __init__(
@@ -121,7 +136,8 @@ class Stack:
     ) -> None:
         self.layout = layout
         self._lock = threading.RLock()
-        self._known: dict[int, int] = {}
+        self._known: weakref.WeakValueDictionary[int, Row] = weakref.WeakValueDictionary()
+        self._source = Row(0, Expert())
         self._free = list(range(START - 1, 0, -1))
         self.growths = 0
         self.now = self._empty(START, device, kind)
@@ -141,27 +157,26 @@ class Stack:
                 made.block(number)[2].fill_(1.0)
         return made
 
-    def rows(self, experts: Sequence[Expert]) -> list[int]:
-        """The row of each expert; those not seen before are written now."""
+    def rows(self, experts: Sequence[Expert]) -> list[Row]:
+        """The row of each expert; those that have none are written now."""
         with self._lock:
             return [self._row(expert) for expert in experts]
 
-    def _row(self, expert: Expert) -> int:
+    def _row(self, expert: Expert) -> Row:
         if not expert.maps and not expert.branches:
-            return 0
+            return self._source
         row = self._known.get(id(expert))
         if row is None:
             if not self._free:
                 self._grow()
-            row = self._free.pop()
-            self._write(row, expert)
-            self._known[id(expert)] = row
-            weakref.finalize(expert, _forget, weakref.ref(self), id(expert))
+            row = self._known[id(expert)] = Row(self._free.pop(), expert)
+            self._write(row.number, expert)
+            weakref.finalize(row, _free, weakref.ref(self), row.number)
         return row
 
-    def _forget(self, key: int) -> None:
+    def _freed(self, number: int) -> None:
         with self._lock:
-            self._free.append(self._known.pop(key))
+            self._free.append(number)
 
     def _grow(self) -> None:
         old = self.now
@@ -178,20 +193,20 @@ class Stack:
         with torch.inference_mode(False), torch.no_grad():
             matrices: list[Tensor] = []
             vectors: list[Tensor] = []
+            like = expert.maps[0].shift if expert.maps else expert.branches[0].down
             for number, (width, rank, count) in enumerate(self.layout.blocks):
                 if not expert.maps:
-                    like = self.now.vectors
-                    sizes = (1 + (rank < width)) * width * rank
+                    sizes = (1 + (rank < width)) * width * rank + width
                     matrices.append(like.new_zeros(sizes))
-                    vectors += [like.new_ones(width), like.new_zeros((1 + count) * width)]
+                    vectors += [like.new_ones(width), like.new_zeros(count * width)]
                     continue
                 one = expert.maps[number]
-                matrices += [one.down.flatten(), one.up.flatten()]
-                factor = 1 + one.scale.to(self.now.vectors)
-                vectors += [factor, one.shift, one.prefix.flatten()]
+                matrices += [one.down.flatten(), one.up.flatten(), one.shift]
+                factor = 1 + one.scale.to(self.now.vectors.dtype)
+                vectors += [factor, one.prefix.flatten()]
             for number, (width, rank) in enumerate(self.layout.feeds):
                 if not expert.branches:
-                    matrices.append(self.now.vectors.new_zeros(2 * width * rank))
+                    matrices.append(like.new_zeros(2 * width * rank))
                     continue
                 branch = expert.branches[number]
                 matrices += [branch.down.flatten(), SCALE * branch.up.flatten()]
@@ -199,10 +214,10 @@ class Stack:
             self.now.vectors[row] = torch.cat(vectors).to(self.now.vectors)
 
 
-def _forget(stack: weakref.ref[Stack], key: int) -> None:
+def _free(stack: weakref.ref[Stack], number: int) -> None:
     found = stack()
     if found is not None:
-        found._forget(key)
+        found._freed(number)
 
 
 class StackPass:
@@ -233,6 +248,9 @@ class StackPass:
         self.index, self.rows, self.shared, self.single = index, rows, shared, single
         self.maps, self.branches = maps, branches
         self.features: list[Tensor] = []
+        self.at_once = index.is_cuda  # few large operators; a CPU better goes layer by layer
+        self._gathered: tuple[int, Rows] | None = None
+        self._masked: Tensor | None = None
         self.idle = single == 0 or not (maps or branches or shared)
 
     def _index(self, count: int) -> Tensor:
@@ -240,53 +258,90 @@ class StackPass:
         pieces = count // len(self.index)
         return self.index.repeat_interleave(pieces) if pieces > 1 else self.index
 
-    def _pick(self, part: Tensor, count: int, kind: torch.dtype | None = None) -> Tensor:
+    def _own(self, count: int) -> Rows | None:
+        """All parts of every image's row, where they are gathered at once."""
+        if self.single is not None or not self.at_once:
+            return None
+        if self._gathered is None or self._gathered[0] != count:
+            self._gathered = (count, self.rows.of(self._index(count)))
+        return self._gathered[1]
+
+    def _pick(self, parts: Sequence[Tensor | None], count: int) -> list[Tensor | None]:
         if self.single is not None:
-            found = part[self.single]
-        else:
-            found = part.index_select(0, self._index(count))
-        return found if kind is None else found.to(kind)
+            return [None if part is None else part[self.single] for part in parts]
+        index = self._index(count)
+        return [None if part is None else part.index_select(0, index) for part in parts]
 
     def block(self, number: int, tokens: Tensor) -> Tensor:
         """Tokens after a block, moved by each image's map."""
         if not self.maps:
             return tokens
-        down, up, factor, shift, prefix = self.rows.block(number)
-        kind, count = tokens.dtype, len(tokens)
-        return moved(
-            tokens,
-            self._pick(factor, count, kind),
-            self._product(self._pick(down, count), kind),
-            self._product(factor[:0] if up is None else self._pick(up, count), kind),
-            self._pick(shift, count, kind),
-            self._pick(prefix, count, kind),
-        )
+        own = self._own(len(tokens))
+        if own is None:
+            found = self._pick(self.rows.block(number), len(tokens))
+        else:
+            found = list(own.block(number))
+        return moved_by(found, tokens)
 
-    def _product(self, matrix: Tensor, kind: torch.dtype) -> Tensor:
-        """Autocast takes half precision as it is; without it, a product needs one precision."""
-        return matrix if torch.is_autocast_enabled(matrix.device.type) else matrix.to(kind)
-
-    def branch(self, number: int, z: Tensor) -> Tensor | None:
-        """What the learned branches add to a feed-forward network's output; None for nothing."""
+    def fed(self, number: int, output: Tensor) -> Tensor | None:
+        """A feed-forward network's output with what branches add; None where they add nothing."""
         if not self.shared and not self.branches:
             return None
-        tokens = z.reshape(len(z), -1, z.shape[-1])
-        total: Tensor | None = None
+        tokens = output.reshape(len(output), -1, output.shape[-1])
+        total = tokens
         if self.shared:
             one = self.shared[number]
-            hidden = F.gelu(tokens @ self._product(one.down, z.dtype))
+            hidden = F.gelu(tokens @ fitting(one.down, tokens.dtype))
             if self.single is None:
-                index = self._index(len(z))
-                hidden = hidden * (index > 0).to(hidden.dtype)[:, None, None]
-            total = hidden @ self._product(one.up, z.dtype)
+                hidden = hidden * self._mask(len(tokens), hidden.dtype)
+            total = added(total, hidden, fitting(one.up, tokens.dtype))
         if self.branches:
-            down, up = (self._pick(part, len(z)) for part in self.rows.feed(number))
-            hidden = F.gelu(tokens @ self._product(down, z.dtype))
-            up = self._product(up, z.dtype)
-            if total is None or up.ndim == 2:
-                own = hidden @ up
-                total = own if total is None else total + own
+            own = self._own(len(tokens))
+            if own is None:
+                down, up = self._pick(self.rows.feed(number), len(tokens))
             else:
-                total = torch.baddbmm(total, hidden, up)
-        assert total is not None
-        return total.reshape(z.shape)
+                down, up = own.feed(number)
+            assert down is not None
+            assert up is not None
+            hidden = F.gelu(tokens @ fitting(down, tokens.dtype))
+            total = added(total, hidden, fitting(up, tokens.dtype))
+        return total.reshape(output.shape)
+
+    def _mask(self, count: int, kind: torch.dtype) -> Tensor:
+        """1 for images with an expert, 0 for the source's, which the shared branch leaves alone."""
+        if self._masked is None or (len(self._masked), self._masked.dtype) != (count, kind):
+            self._masked = (self._index(count) > 0).to(kind)[:, None, None]
+        return self._masked
+
+
+def moved_by(parts: Sequence[Tensor | None], tokens: Tensor) -> Tensor:
+    """Tokens moved by what `Rows.block` gives, of one row or of one for each image."""
+    down, up, factor, shift, prefix = parts
+    assert down is not None
+    assert factor is not None
+    assert shift is not None
+    assert prefix is not None
+    kind = tokens.dtype
+    return moved(
+        tokens,
+        factor.to(kind),
+        fitting(down, kind),
+        factor[:0] if up is None else fitting(up, kind),
+        fitting(shift, kind),
+        prefix.to(kind),
+    )
+
+
+def fitting(matrix: Tensor, kind: torch.dtype) -> Tensor:
+    """Autocast takes half precision as it is; without it, a product needs one precision."""
+    return matrix if torch.is_autocast_enabled(matrix.device.type) else matrix.to(kind)
+
+
+def added(total: Tensor, hidden: Tensor, up: Tensor) -> Tensor:
+    """`total + hidden · up`, in one operator where that keeps the total's precision."""
+    if total.dtype != hidden.dtype:  # autocast would round the total to half precision first
+        return total + (hidden @ up).to(total.dtype)
+    if up.ndim == 3:
+        return torch.baddbmm(total, hidden, up)
+    flat = torch.addmm(total.flatten(0, 1), hidden.flatten(0, 1), up)
+    return flat.view(total.shape)

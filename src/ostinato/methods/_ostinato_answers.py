@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
@@ -18,6 +19,7 @@ from ostinato.methods._ostinato_learning import Differentiated, Learner
 from ostinato.methods._ostinato_parts import Domain, Version
 from ostinato.methods._ostinato_published import Placed, Publisher
 from ostinato.methods._ostinato_step import Started, StepCaptures
+from ostinato.methods._ostinato_temperature import tempered
 from ostinato.methods.base import Input
 from ostinato.ops.colours import three_colours
 from ostinato.ops.features import pool_tokens
@@ -33,6 +35,7 @@ class Answers(Learner):
     publisher: Publisher
     captures: Captures
     step_captures: StepCaptures
+    _said = False
 
     def _publisher(self) -> Publisher:
         blocks = [(block.mean.numel(), block.prefix.shape[0]) for block in self.statistics.tokens]
@@ -43,7 +46,8 @@ class Answers(Learner):
         own = next((p.dtype for p in self.model.parameters() if p.is_floating_point()), torch.float)
         kind = torch.bfloat16 if self.config.precision == "bf16" else own
         assert self.statistics.content is not None
-        return Publisher(layout, self.statistics.content, self.model.device, kind)
+        where, resident = self.model.device, self.config.resident
+        return Publisher(layout, self.statistics.content, where, kind, resident)
 
     def _captures(self) -> Captures:
         def forward(pixels: Tensor, placed: Placed, index: Tensor) -> Tensor:
@@ -71,10 +75,12 @@ class Answers(Learner):
         known = self.version.experts.get(number)
         if known is None or known.maps is not domain.maps or domain.share <= 0:
             return None
-        placed = self.publisher.placed(self.version)
+        placed = self.publisher.placed(self.version, [number])
         groups = (self.bank.shared, domain.branches)
         row = placed.table[number]
-        return self.step_captures.gradients(batch.pixels, placed.rows, row, groups)
+        found = self.step_captures.gradients(batch.pixels, placed.rows, row, groups)
+        self._say_refused(self.step_captures.refused)
+        return found
 
     def _start_step(self, batch: Input, domain: Domain) -> Started | None:
         """Send off the gradients of a batch that is expected to be a domain's."""
@@ -86,16 +92,25 @@ class Answers(Learner):
         return Started(domain, domain.maps, groups, changes, found)
 
     def _described(self, pixels: Tensor) -> Tensor:
-        return self.describe(three_colours(pixels))
+        found = self.describe(three_colours(self.processes.share(pixels)))
+        return self.processes.gathered(found, len(pixels))
 
     def _captured(self, batch: Input) -> Answered | None:
         """A captured answer on its way; None where the plain way is to be gone."""
         if not self._may_capture():
             return None
-        return self.captures.answer(batch.pixels, self.publisher.placed(self.version))
+        found = self.captures.answer(batch.pixels, self.publisher.placed(self.version))
+        self._say_refused(self.captures.refused)
+        return found
+
+    def _say_refused(self, why: str | None) -> None:
+        """Warn once that nothing is captured, where it was asked for."""
+        if why is not None and self.config.compile is True and not self._said:
+            self._said = True
+            warnings.warn(f"This model is answered without captures: {why}", stacklevel=2)
 
     def _may_capture(self) -> bool:
-        gpu = self.model.device.type == "cuda"
+        gpu = self.model.device.type == "cuda" and self.processes.size == 1
         # Input that came normalised goes to the model as it came, in a tensor of its own.
         plain = not self.config.compile or self.model.normalize == "input"
         return gpu and not plain and not any(isinstance(m, Viewed) for m in self.model.modules())
@@ -106,17 +121,24 @@ class Answers(Learner):
         if answered is None:
             described = self._described(batch.pixels)
             return self._answer(batch, described), described
-        owners = answered.routed.owners.tolist()
-        return self._captured_output(batch, answered, owners, None), answered.described
+        owners, version = answered.routed.owners.tolist(), answered.placed.version
+        if answered.placed.misses(owners):
+            return self._answer(batch, answered.described), answered.described
+        return self._captured_output(batch, answered, version, owners, None), answered.described
 
     def _captured_output(
-        self, batch: Input, answered: Answered, owners: Sequence[int], change: Change | None
+        self,
+        batch: Input,
+        answered: Answered,
+        version: Version,
+        owners: Sequence[int],
+        change: Change | None,
     ) -> StepOutput:
         logits = answered.logits
         if batch.classes is not None:
             logits = logits.index_select(1, batch.classes)
         distance = answered.routed.distance
-        return self._output(logits, self.version, owners, distance, change)
+        return self._output(logits, version, owners, distance, change)
 
     def _still_holds(self, answered: Answered, owners: Sequence[int]) -> bool:
         """Whether an answer sent off before a batch was taken in is what it would be after it."""
@@ -127,20 +149,25 @@ class Answers(Learner):
             for domain in set(owners)
         )
         shared = before.shared is now.shared or not (before.shared or now.shared)
+        same = same and not answered.placed.misses(owners)
         return same and shared and answered.routed.owners.tolist() == list(owners)
 
     def _answer(self, batch: Input, described: Tensor, change: Change | None = None) -> StepOutput:
         """Answer a batch; what was decided comes to the host once the forward is on its way."""
-        placed = self.publisher.placed(self.version)
+        placed = self.publisher.placed(self.version, () if change is None else change.owners)
         with torch.no_grad():
             routed = placed.routes(described)
             index = routed.rows if change is None else placed.index(change.owners)
             logits = self._forward(batch, placed, index)
         owners = routed.owners.tolist() if change is None else change.owners
+        if placed.misses(owners):  # an expert comes back from the host: answer once more, with it
+            placed = self.publisher.placed(placed.version, owners)
+            logits = self._forward(batch, placed, placed.index(owners))
         return self._output(logits, placed.version, owners, routed.distance, change)
 
     def _forward(self, batch: Input, placed: Placed, index: Tensor) -> Tensor:
-        with torch.no_grad(), self.autocast(), self.hooks.open(placed.open(index)):
+        now = placed.open(self.processes.share(index))
+        with torch.no_grad(), self.autocast(), self.hooks.open(now):
             return self.logits(batch)
 
     def _output(
@@ -152,6 +179,7 @@ class Answers(Learner):
         change: Change | None,
     ) -> StepOutput:
         founded = set(change.founded) if change is not None else set()
+        self.publisher.used(owners)
         usual = Counter(owners).most_common(1)[0][0]
         decision = Decision(
             domain=usual,
@@ -162,7 +190,7 @@ class Answers(Learner):
             per_sample=tuple(owners),
         )
         return StepOutput(
-            logits=logits.detach().float(),
+            logits=tempered(logits.detach().float(), owners, version.temperatures),
             decision=decision,
             used=len(owners),
             events=() if change is None else tuple(self.events),

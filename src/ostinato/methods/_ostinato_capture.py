@@ -8,7 +8,6 @@ does (of the stack, or of routing's rows; both double), and another batch size.
 from __future__ import annotations
 
 import threading
-from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,13 +17,10 @@ from torch import Tensor
 
 from ostinato.domains.routes import Routed, Routes
 from ostinato.experts.routed import Branch
+from ostinato.experts.stack import Rows
 from ostinato.methods._ostinato_parts import Version
 from ostinato.methods._ostinato_published import Placed
-
-KEPT = 4
-"""Batch sizes whose captures are kept."""
-SEEN = 2
-"""Batches of a size that are answered without a capture first."""
+from ostinato.methods._ostinato_turns import KEPT, KINDS, Size, Sizes, Turns, is_older, on
 
 Replay = Callable[[], Any]
 
@@ -51,7 +47,8 @@ class Answered:
 def record(work: Callable[[], Any], pool: Any) -> tuple[Any, Replay]:
     """Capture work on a GPU: its results, in tensors that every replay fills anew.
 
-    A first run, aside, sets up what libraries make once and a capture must not.
+    A first run, aside, sets up what libraries make once and a capture must not. To be called with
+    the work's own device as the current one: streams belong to a device.
     """
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
@@ -72,7 +69,7 @@ def sent(described: Tensor) -> Callable[[], Tensor]:
     host = torch.empty(described.shape, dtype=described.dtype, pin_memory=True)
     host.copy_(described, non_blocking=True)
     event = torch.cuda.Event()
-    event.record()
+    event.record(torch.cuda.current_stream(described.device))
 
     def arrived() -> Tensor:
         event.synchronize()
@@ -90,6 +87,7 @@ class Capture:
         pixels: a batch of the size.
         placed: a version; others that fit can be loaded later.
         pool: memory shared with other captures.
+        turns: of all captures in that memory.
     """
 
     def __init__(
@@ -99,13 +97,15 @@ class Capture:
         pixels: Tensor,
         placed: Placed,
         pool: Any,
+        turns: Turns,
     ) -> None:
+        self._turns = turns
         self.pixels = pixels.clone(memory_format=torch.contiguous_format)
         routes = Routes(placed.routes.facts.clone(), placed.routes.content)
         shared = tuple(Branch(one.down.clone(), one.up.clone()) for one in placed.shared)
-        # Neither version is held on to, so that the rows of experts that are gone become free.
+        # Neither version nor rows are held on to: those of experts that are gone become free.
         bare = Version(0, placed.version.view)
-        self.placed = replace(placed, version=bare, routes=routes, shared=shared)
+        self.placed = replace(placed, version=bare, routes=routes, shared=shared, held=())
         self._loaded = (placed.routes, placed.shared)
         self.described, self._describe = record(lambda: describe(self.pixels), pool)
 
@@ -114,12 +114,10 @@ class Capture:
             return routed, forward(self.pixels, self.placed, routed.rows)
 
         (self.routed, self.logits), self._answer = record(answer, pool)
-        self._done: torch.cuda.Event | None = None
 
     def __call__(self, pixels: Tensor, placed: Placed) -> Answered:
         """Send a batch on its way."""
-        if self._done is not None:  # whoever came before, on whatever stream, has what is theirs
-            torch.cuda.current_stream(pixels.device).wait_event(self._done)
+        self._turns.begin(pixels.device)
         self._load(placed)
         self.pixels.copy_(pixels)
         self._describe()
@@ -129,9 +127,7 @@ class Capture:
             self.routed.owners.clone(), self.routed.rows.clone(), self.routed.distance.clone()
         )
         logits, described = self.logits.clone(), self.described.clone()
-        if pixels.is_cuda:
-            self._done = torch.cuda.Event()
-            self._done.record()
+        self._turns.end(pixels.device)
         return Answered(placed, logits, routed, described, arrived)
 
     def _load(self, placed: Placed) -> None:
@@ -162,8 +158,9 @@ class Captures:
         forward: Callable[[Tensor, Placed, Tensor], Tensor],
     ) -> None:
         self._describe, self._forward = describe, forward
-        self._kept: OrderedDict[Any, Capture] = OrderedDict()
-        self._seen: Counter[tuple[int, ...]] = Counter()
+        self._kept: dict[Size, dict[Any, Capture]] = {}
+        self._room: Rows | None = None
+        self._sizes, self._turns = Sizes(), Turns()
         self._lock = threading.Lock()
         self._pool: Any = None
         self.made = 0
@@ -173,29 +170,36 @@ class Captures:
         """The answer to a batch whose size has come before; None where it is not captured."""
         if self.refused is not None:
             return None
-        with self._lock, torch.inference_mode(False), torch.no_grad():
-            self._seen[tuple(pixels.shape)] += 1
-            if self._seen[tuple(pixels.shape)] <= SEEN:
+        size = tuple(pixels.shape)
+        with self._lock, on(pixels.device), torch.inference_mode(False), torch.no_grad():
+            if not self._sizes.worth(size, self._kept) or is_older(placed.rows, self._room):
                 return None
-            parts = (bool(placed.shared), placed.maps, placed.branches)
-            key = (tuple(pixels.shape), id(placed.rows), placed.routes.room, parts)
-            capture = self._kept.get(key)
+            if self._room is not placed.rows:  # they grew: what is captured reads the old ones
+                self._kept, self._room = {}, placed.rows
+            key = (placed.routes.room, bool(placed.shared), placed.maps, placed.branches)
+            capture = self._kept.get(size, {}).get(key)
             if capture is None:
                 capture = self._make(pixels, placed)
                 if capture is None:
                     return None
-                self._kept[key] = capture
-                while len(self._kept) > KEPT:
-                    self._kept.popitem(last=False)
-            self._kept.move_to_end(key)
+                self._keep(size, key, capture)
             return capture(pixels, placed)
+
+    def _keep(self, size: Size, key: Any, capture: Capture) -> None:
+        if size not in self._kept and len(self._kept) >= KEPT:
+            del self._kept[self._sizes.rarest(self._kept)]
+        alike = self._kept.setdefault(size, {})
+        if len(alike) >= KINDS:
+            del alike[next(iter(alike))]
+        alike[key] = capture
 
     def _make(self, pixels: Tensor, placed: Placed) -> Capture | None:
         if self._pool is None and pixels.is_cuda:
             self._pool = torch.cuda.graph_pool_handle()
         self.made += 1
         try:
-            return Capture(self._describe, self._forward, pixels, placed, self._pool)
+            self._turns.begin(pixels.device)
+            return Capture(self._describe, self._forward, pixels, placed, self._pool, self._turns)
         except RuntimeError as error:  # a model that asks the host for numbers cannot be captured
             self.refused = str(error)
             return None

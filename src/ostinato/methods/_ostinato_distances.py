@@ -49,7 +49,7 @@ def domain_distances(method: Ostinato) -> dict[str, Any]:
             continue
         batch = Input(torch.stack(recent).float() / 255)
         shared = method.version.shared if domain.share > 0 else ()
-        expert = domain.expert() if domain.share > 0 else Expert()
+        expert = domain.expert().to(method.model.device) if domain.share > 0 else Expert()
         found[str(number)] = {
             "images": domain.images,
             "trust": domain.share,
@@ -63,10 +63,11 @@ def _distances(method: Ostinato, batch: Input, expert: Expert, shared: Any) -> l
     moments: list[BlockMoments] = []
 
     def keep(tokens: Tensor) -> Tensor:
-        moments.append(token_moments(tokens, method.hooks.prefix))
+        own = method.processes.own(tokens, len(batch))
+        moments.append(token_moments(own, method.hooks.prefix, method.processes.total))
         return tokens[:0]
 
-    now = Pass([0] * len(batch), [expert], shared, keep=keep)
+    now = Pass([0] * method.processes.taken(len(batch)), [expert], shared, keep=keep)
     with torch.no_grad(), method.autocast(), method.hooks.open(now):
         method.logits(batch)
     pairs = zip(method.statistics.tokens, moments, strict=True)

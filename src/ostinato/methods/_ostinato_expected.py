@@ -8,6 +8,7 @@ import torch
 
 from ostinato.errors import StateError
 from ostinato.experts.flat import FlatBranches
+from ostinato.methods._ostinato_temperature import HOTTEST
 from ostinato.ops.expect import Expected, Like, count, ids, number
 from ostinato.ops.moments import map_rank
 from ostinato.ops.snapshot import State
@@ -46,6 +47,7 @@ def expected_domain(part: State, branches: Expected, most: int) -> Expected:
     values = {"due": count(), "images": count(), "used": count(), "blocks": count()}
     values |= {"waiting": count(high=_buffered(part, "recent", most))}
     values |= {"share": number(0, 1), "variety": number(low=0)}
+    values |= {"unsure": number(low=0), "temperature": number(1, HOTTEST)}
     values |= {"skipped": count(), "usual": number(0, 1.01), "excess": number(-1.01, 1.01)}
     learned = {"branches": branches} if "branches" in part.values else {}
     return Expected(tensors, values, learned)

@@ -14,6 +14,7 @@ from ostinato.methods._ostinato_maps import MapMaker
 from ostinato.methods._ostinato_pace import MARGIN, passed_over, unsureness, usual_after
 from ostinato.methods._ostinato_parts import Domain
 from ostinato.methods._ostinato_state import DomainBank
+from ostinato.methods._ostinato_temperature import warmed
 from ostinato.methods.base import Input
 from ostinato.ops.features import pool_tokens
 from ostinato.ops.losses import distribution_entropy, entropy_threshold, softmax_entropy
@@ -79,6 +80,7 @@ class Learner(MapMaker):
         if domain.branches is None:
             domain.branches = self._new_branches(self.bank.number(domain))
         domain.skipped = 0
+        self.bank.bring(self.bank.number(domain))
         groups = [self.bank.shared, domain.branches]
         logits, loss, grads = found or self._gradients(batch, domain)
         if loss is None:
@@ -87,6 +89,7 @@ class Learner(MapMaker):
             return self._mapped(batch, domain), float(loss), False
         if not all(bool(grad.isfinite().all()) for grad in grads):
             return logits, None, False
+        domain.temperature = warmed(domain.temperature, logits, domain.unsure)
         for group, grad in zip(groups, grads, strict=True):
             pace = self.config.lr / (1 + group.updates / self.config.settle)
             group.step(grad, lr=pace)
@@ -95,9 +98,12 @@ class Learner(MapMaker):
     def _gradients(self, batch: Input, domain: Domain) -> Differentiated:
         """Logits, loss and flat gradients of the shared branches and the domain's."""
         assert domain.branches is not None
-        shared, own = self.bank.shared.leaves(), domain.branches.leaves()
+        kind = torch.promote_types(torch.float, self.model.dtype)
+        both = (self.bank.shared, domain.branches)
+        shared, own = (group.leaves(group.value.to(kind)) for group in both)
         pool = partial(pool_tokens, class_token=self.hooks.prefix > 0)
-        now = Pass([0] * len(batch), [Expert(domain.maps, own)], shared, keep=pool)
+        rows = self.processes.taken(len(batch))
+        now = Pass([0] * rows, [Expert(domain.maps, own)], shared, keep=pool)
         return self._differentiate(batch, now, (shared, own))
 
     def _differentiate(
@@ -107,11 +113,13 @@ class Learner(MapMaker):
             logits = self.logits(batch)
             if logits.ndim > 2:
                 return logits.detach(), None, ()  # per pixel, entropy undoes what maps gained
-            loss = self._loss(logits, now.features)
+            features = [self.processes.gathered(one, len(batch)) for one in now.features]
+            loss = self._loss(logits, features)
         leaves = [[part for one in group for part in (one.down, one.up)] for group in groups]
         grads = iter(torch.autograd.grad(loss, [part for group in leaves for part in group]))
         flat = tuple(torch.cat([next(grads).flatten() for _ in group]) for group in leaves)
-        return logits.detach(), loss.detach(), flat
+        mean = tuple(grad.float() for grad in self.processes.average(flat))
+        return logits.detach(), loss.detach(), mean
 
     def _loss(self, logits: Tensor, features: list[Tensor]) -> Tensor:
         """Alignment of features with the source's, and entropy of confident predictions."""
@@ -134,7 +142,7 @@ class Learner(MapMaker):
         if variety >= KEEP * domain.variety:
             return True
         own = domain.branches is not None and domain.branches.updates > 0
-        domain.branches = None
+        domain.forget_learned()
         if own:
             self.events.append(f"rolled back domain {self.bank.number(domain)}")
         else:
@@ -144,7 +152,7 @@ class Learner(MapMaker):
 
     def _mapped(self, batch: Input, domain: Domain) -> Tensor:
         """Logits of a domain's maps alone."""
-        now = Pass([0] * len(batch), [Expert(domain.maps)])
+        now = Pass([0] * self.processes.taken(len(batch)), [Expert(domain.maps)])
         with torch.no_grad(), self.autocast(), self.hooks.open(now):
             return self.logits(batch).detach()
 

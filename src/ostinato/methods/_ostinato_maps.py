@@ -51,6 +51,7 @@ class MapMaker(Method):
             tried.append((doubt(answers, source), share, tuple(made), answers))
         _, domain.share, domain.maps, answers = min(tried, key=lambda one: one[0])
         domain.variety = float(distribution_entropy(answers[-self.config.micro :].mean(0)))
+        domain.unsure = float(torch.special.entr(answers).sum(1).mean())
         if domain.branches is not None and domain.maps:
             made = []  # once more with what was learned: moments belong to what feeds a block
             self._probabilities(batch, Expert((), domain.branches.branches()), made, domain.share)
@@ -67,13 +68,14 @@ class MapMaker(Method):
         """Answers as (items, C); where a list is given, maps are made on the way into it."""
 
         def make(number: int, tokens: Tensor) -> BlockMap:
-            found = token_moments(tokens, self.hooks.prefix)
+            own = self.processes.own(tokens, len(batch))
+            found = token_moments(own, self.hooks.prefix, self.processes.total)
             one = block_map(self.statistics.tokens[number], found, share)
             assert made is not None
             made.append(one)
             return one
 
-        owners = [None if expert is None else 0] * len(batch)
+        owners = [None if expert is None else 0] * self.processes.taken(len(batch))
         shared = self.version.shared if expert is not None and expert.branches else ()
         now = Pass(owners, [expert or Expert()], shared, None if made is None else make)
         with torch.no_grad(), self.autocast(), self.hooks.open(now):

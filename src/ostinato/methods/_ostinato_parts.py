@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from pydantic import Field
@@ -29,8 +29,8 @@ class OstinatoConfig(MethodConfig):
     shared_rank: int = Field(64, ge=1, description="rank of the learned shared branch")
     domain_rank: int = Field(32, ge=1, description="rank of a domain's learned branch")
     entropy: float = Field(0.4, ge=0, description="weight of confident entropy beside alignment")
-    kappa: float = Field(0.5, gt=0, description="entropy, in ln C, above which nothing is learned")
-    settle: float = Field(20.0, gt=0, description="updates after which a rate has halved")
+    kappa: float = Field(0.4, gt=0, description="entropy, in ln C, above which nothing is learned")
+    settle: float = Field(10.0, gt=0, description="updates after which a rate has halved")
     micro: int = Field(50, ge=2, description="images of a domain that an update rests on")
     spare: int = Field(
         0, ge=0, description="micro-batches that a settled expert passes over between two updates"
@@ -39,8 +39,13 @@ class OstinatoConfig(MethodConfig):
     apart: float = Field(5.5, gt=0, description="deviations between two domains")
     max_domains: int = Field(32, ge=2, description="domains that are kept, beside the source")
     buffer: int = Field(128, ge=8, description="latest images of a domain that maps are made from")
-    compile: bool = Field(
-        False, description="on a GPU, capture whole answers and updates where the model allows it"
+    compile: bool | Literal["auto"] = Field(
+        False,
+        description="on a GPU, capture whole answers and updates where the model allows it; "
+        "true warns where it does not, auto does not",
+    )
+    resident: int = Field(
+        64, ge=1, description="domains whose experts stay on a GPU; others wait in host memory"
     )
     buffer_mb: float = Field(256.0, gt=0, description="megabytes that all buffers may take")
 
@@ -75,6 +80,8 @@ class Domain:
         arrived: for each of them, the update of the state that brought it.
         waiting: how many of the latest have not been learned from.
         variety: entropy of the mean answer that its maps alone give; learned answers keep near it.
+        unsure: mean entropy of those answers, in nats; learned ones are given as sure as that.
+        temperature: what learned logits are divided by for that.
         used: the last update of the state in which it had an image.
         skipped: micro-batches passed over since its last update.
         usual: entropy of its answers, in ln C, as it usually is.
@@ -92,6 +99,8 @@ class Domain:
     waiting: int = 0
     used: int = 0
     variety: float = 0.0
+    unsure: float = 0.0
+    temperature: float = 1.0
     skipped: int = 0
     usual: float = 1.0
     excess: float = 0.0
@@ -115,10 +124,22 @@ class Domain:
         """So many of its images wait no longer."""
         self.waiting = max(self.waiting - count, 0)
 
+    def forget_learned(self) -> None:
+        """Go back to the maps alone."""
+        self.branches, self.temperature = None, 1.0
+
     def made(self) -> None:
         """The maps were made: wait for twice as many images, later four times as many."""
         self.due = max(self.due, self.images)
         self.due *= 2 if self.due < 200 else 4
+
+    def move(self, device: torch.device | str) -> None:
+        """Let its expert go to another device; `torch.device` compares, so say which GPU."""
+        place = torch.device(device)
+        if any(one.shift.device != place for one in self.maps):
+            self.maps = tuple(one.to(place) for one in self.maps)
+        if self.branches is not None:
+            self.branches.move(place)
 
     def expert(self) -> Expert:
         """What is published of it: the same one for as long as nothing in it changes."""
@@ -141,6 +162,7 @@ class Version:
         experts: by domain.
         shared: the learned branches that domains share.
         shares: by domain, what its maps move tokens by; its trust.
+        temperatures: by domain, what its logits are divided by.
     """
 
     number: int
@@ -148,6 +170,7 @@ class Version:
     experts: Mapping[int, Expert] = field(default_factory=dict)
     shared: tuple[Branch, ...] = ()
     shares: Mapping[int, float] = field(default_factory=dict)
+    temperatures: Mapping[int, float] = field(default_factory=dict)
 
 
 PRESETS: dict[str, dict[str, Any]] = {"robust": {"learn": True}, "forward-only": {"learn": False}}

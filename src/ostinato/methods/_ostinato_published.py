@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from ostinato.domains.routes import Routes, packed
 from ostinato.domains.verdict import SOURCE
 from ostinato.experts.routed import SCALE, Branch, Expert
-from ostinato.experts.stack import Layout, Rows, Stack, StackPass
+from ostinato.experts.stack import Layout, Row, Rows, Stack, StackPass
 from ostinato.methods._ostinato_parts import Version
 from ostinato.ops.whitening import Content
 
@@ -30,6 +30,8 @@ class Placed:
         shared: the learned branches that domains share, scaled, in the stack's precision.
         maps: whether any expert has maps.
         branches: whether any has learned branches.
+        held: the rows in use.
+        absent: domains with experts that have no row now; their images need another placing.
     """
 
     version: Version
@@ -39,6 +41,12 @@ class Placed:
     shared: tuple[Branch, ...]
     maps: bool
     branches: bool
+    held: tuple[Row, ...] = ()
+    absent: frozenset[int] = frozenset()
+
+    def misses(self, owners: Iterable[int]) -> bool:
+        """Whether any of these domains has an expert and no row."""
+        return bool(self.absent) and not self.absent.isdisjoint(owners)
 
     def open(self, index: Tensor) -> StackPass:
         """A pass that lets every image go by its row; a CPU looks whether all have the same."""
@@ -64,12 +72,19 @@ class Publisher:
         content: what clean descriptors are like.
         device: where the model is.
         kind: precision of its products.
+        resident: experts that have rows, those used last; more only where one batch needs them.
     """
 
     def __init__(
-        self, layout: Layout, content: Content, device: torch.device, kind: torch.dtype
+        self,
+        layout: Layout,
+        content: Content,
+        device: torch.device,
+        kind: torch.dtype,
+        resident: int = 64,
     ) -> None:
-        self._given = (layout, content, device, kind)
+        self._given = (layout, content, device, kind, resident)
+        self.resident, self._used = resident, dict[int, None]()
         self.stack = Stack(layout, device, kind)
         self.device, self.content = device, content.to(device)
         self._lock = threading.Lock()
@@ -81,14 +96,41 @@ class Publisher:
     def __setstate__(self, state: Any) -> None:
         self.__init__(*state)  # type: ignore[misc]
 
-    def placed(self, version: Version) -> Placed:
-        """The version on the device."""
-        latest = self._latest
-        if latest is not None and latest.version is version:
+    def placed(self, version: Version, wanted: Iterable[int] = ()) -> Placed:
+        """The version on the device.
+
+        Args:
+            version: the version.
+            wanted: domains whose experts must have rows, where they have experts.
+        """
+        latest, needed = self._latest, set(wanted)
+        if latest is not None and latest.version is version and not latest.misses(needed):
             return latest
+        del latest  # whoever holds it keeps its rows
         with self._lock, torch.inference_mode(False), torch.no_grad():
-            self._latest = placed = self._place(version)
+            self._touch(needed)
+            self._latest = placed = self._place(version, len(needed))
         return placed
+
+    def used(self, owners: Iterable[int]) -> None:
+        """Note that these domains came: their experts stay longest."""
+        with self._lock:
+            self._touch(owners)
+
+    def _touch(self, owners: Iterable[int]) -> None:
+        for owner in dict.fromkeys(owners):
+            self._used.pop(owner, None)
+            self._used[owner] = None
+
+    def _chosen(self, acting: dict[int, Expert], least: int) -> dict[int, Expert]:
+        """The experts that get rows: those used last, then the youngest."""
+        room = max(self.resident, least)
+        if len(acting) <= room:
+            return acting
+        for gone in [number for number in self._used if number not in acting]:
+            del self._used[gone]
+        latest = dict.fromkeys([*reversed(self._used), *reversed(acting)])
+        return {number: acting[number] for number in list(latest)[:room]}
 
     def _shared_of(self, version: Version, kind: torch.dtype) -> tuple[Branch, ...]:
         latest = self._latest
@@ -96,22 +138,38 @@ class Publisher:
             return latest.shared
         return tuple(Branch(one.down.to(kind), (SCALE * one.up).to(kind)) for one in version.shared)
 
-    def _place(self, version: Version) -> Placed:
+    def _rows(self, experts: list[Expert]) -> list[Row]:
+        """Rows of experts; those of the version before that are not among them become free first.
+
+        Unless somebody is reading them, that is.
+        """
+        latest, self._latest = self._latest, None
+        wanted = set(map(id, experts))
+        kept = [row for row in (latest.held if latest else ()) if id(row.expert) in wanted]
+        del latest
+        rows = self.stack.rows(experts)
+        del kept
+        return rows
+
+    def _place(self, version: Version, least: int) -> Placed:
         acting: dict[int, Expert] = {
             number: expert
             for number, expert in version.experts.items()
             if version.shares.get(number, 0.0) > 0
         }
-        table = dict(zip(acting, self.stack.rows(list(acting.values())), strict=True))
+        chosen = self._chosen(acting, least)
+        shared = self._shared_of(version, self.stack.now.matrices.dtype)
+        rows = self._rows(list(chosen.values()))
+        table = {number: row.number for number, row in zip(chosen, rows, strict=True)}
         facts = packed(version.view, [table.get(number, SOURCE) for number in version.view.ids])
-        routes = Routes(facts.to(self.device), self.content)
-        kind = self.stack.now.matrices.dtype
         return Placed(
             version,
-            routes,
+            Routes(facts.to(self.device), self.content),
             self.stack.now,
             table,
-            self._shared_of(version, kind),
+            shared,
             any(expert.maps for expert in acting.values()),
             any(expert.branches for expert in acting.values()),
+            tuple(rows),
+            frozenset(acting) - frozenset(chosen),
         )

@@ -16,7 +16,19 @@ from ostinato.ops.moments import BlockMap
 from ostinato.ops.snapshot import State
 
 BUFFERS = ("recent", "arrived", "latest")
-NUMBERS = ("due", "images", "share", "waiting", "used", "variety", "skipped", "usual", "excess")
+NUMBERS = (
+    "due",
+    "images",
+    "share",
+    "waiting",
+    "used",
+    "variety",
+    "unsure",
+    "temperature",
+    "skipped",
+    "usual",
+    "excess",
+)
 
 
 class DomainBank:
@@ -27,6 +39,9 @@ class DomainBank:
         config: the method's settings.
         changed: called after a state was taken over.
     """
+
+    finds_places = True
+    """A state is taken over from any device: experts not used lately stay in host memory."""
 
     def __init__(
         self,
@@ -42,6 +57,7 @@ class DomainBank:
         self.domains: dict[int, Domain] = {}
         self.latest: list[Tensor] = []
         self.updates = 0
+        self._here: dict[int, None] = {}  # domains on the model's device, the last used last
 
     def number(self, domain: Domain) -> int:
         """The id of a domain."""
@@ -82,9 +98,21 @@ class DomainBank:
         domain = self.domains[number]
         self.updates += 1
         domain.used = self.updates
+        self.bring(number)
         if not counted:
             domain.add(images, self.config.buffer, self.updates)
         self._bound(domain)
+
+    def bring(self, number: int) -> None:
+        """Let a domain's expert be where the model is; those used longest ago make room."""
+        self._here.pop(number, None)
+        self._here[number] = None
+        self.domains[number].move(self.shared.value.device)
+        while len(self._here) > self.config.resident:
+            gone = next(iter(self._here))
+            del self._here[gone]
+            if gone in self.domains:
+                self.domains[gone].move("cpu")
 
     def _bound(self, present: Domain) -> None:
         """Drop the oldest images, whose ever they are, while all take more than is allowed.
@@ -117,6 +145,7 @@ class DomainBank:
         kept.images += old.images
         if not kept.maps and old.maps:
             kept.maps, kept.share, kept.branches = old.maps, old.share, old.branches
+            kept.unsure, kept.temperature = old.unsure, old.temperature
         kept.recent = alike(old.recent + kept.recent)
         kept.arrived = (old.arrived + kept.arrived)[-len(kept.recent) :]
         kept.drop_oldest(max(len(kept.recent) - self.config.buffer, 0))
@@ -171,9 +200,18 @@ class DomainBank:
         self.shared.import_state(state.part("shared"))
         for number in known["domains"]:
             self.domains[int(number)] = self._read(int(number), state.part(str(number)))
-        self.latest = list(state.tensors.get("latest", torch.empty(0)))
+        for number in sorted(self.domains, key=lambda one: self.domains[one].used):
+            self._here[number] = None
+        for number in list(self._here)[: -self.config.resident]:
+            del self._here[number]
+        for number, domain in self.domains.items():
+            domain.move(self.shared.value.device if number in self._here else "cpu")
+        self.latest = self._images(state, "latest")
         self.updates = int(known["updates"])
         self._changed()
+
+    def _images(self, state: State, name: str) -> list[Tensor]:
+        return list(state.tensors.get(name, torch.empty(0)).to(self.shared.value.device))
 
     def _read(self, number: int, part: State) -> Domain:
         values = dict(part.values)
@@ -183,9 +221,10 @@ class DomainBank:
         )
         learned = values.pop("branches", None)
         domain = Domain(**values, maps=maps)
-        domain.recent = list(part.tensors.get("recent", torch.empty(0)))
+        domain.recent = self._images(part, "recent")
         domain.arrived = part.tensors.get("arrived", torch.empty(0)).tolist()
         if learned is not None:
             domain.branches = self._branches(number)
+            domain.branches.move("cpu")
             domain.branches.import_state(part.part("branches"))
         return domain

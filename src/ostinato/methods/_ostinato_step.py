@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -12,12 +11,13 @@ import torch
 from torch import Tensor
 
 from ostinato.experts.flat import FlatBranches
-from ostinato.experts.routed import SCALE, Acting, Branch
-from ostinato.experts.stack import Rows
+from ostinato.experts.routed import Acting, Branch, side_by_side
+from ostinato.experts.stack import Rows, moved_by
 from ostinato.methods import _ostinato_capture as capture
 from ostinato.methods._ostinato_learning import Differentiated
 from ostinato.methods._ostinato_parts import Domain
-from ostinato.ops.moments import BlockMap, moved
+from ostinato.methods._ostinato_turns import KEPT, Size, Sizes, Turns, is_older, on
+from ostinato.ops.moments import BlockMap
 
 Work = Callable[[Tensor, Acting, tuple[tuple[Branch, ...], ...]], Differentiated]
 
@@ -73,30 +73,19 @@ class LearningPass:
     ) -> None:
         self.row, self.rows, self.shared, self.own = row, rows, shared, own
         self.keep, self.features = keep, list[Tensor]()
-
-    def _pick(self, part: Tensor, kind: torch.dtype) -> Tensor:
-        return part.index_select(0, self.row)[0].to(kind)
+        self._own: Rows | None = None
 
     def block(self, number: int, tokens: Tensor) -> Tensor:
         """Tokens after a block, moved by the domain's map."""
-        down, up, factor, shift, prefix = self.rows.block(number)
-        kind = tokens.dtype
-        half = torch.is_autocast_enabled(tokens.device.type)
-        product = down.dtype if half else kind
-        return moved(
-            tokens,
-            self._pick(factor, kind),
-            self._pick(down, product),
-            factor[:0] if up is None else self._pick(up, product),
-            self._pick(shift, kind),
-            self._pick(prefix, kind),
-        )
+        if self._own is None:
+            self._own = self.rows.of(self.row)
+        parts = self._own.block(number)
+        return moved_by([None if part is None else part[0] for part in parts], tokens)
 
-    def branch(self, number: int, z: Tensor) -> Tensor:
-        """What both branches add."""
-        one, two = self.shared[number], self.own[number]
-        both = Branch(torch.cat([one.down, two.down], 1), torch.cat([one.up, two.up], 0))
-        return SCALE * both(z)
+    def fed(self, number: int, output: Tensor) -> Tensor:
+        """The output with what both branches add."""
+        both = side_by_side((self.shared[number], self.own[number]))
+        return output + both(output).to(output.dtype)
 
 
 class StepCapture:
@@ -110,6 +99,7 @@ class StepCapture:
         row: the domain's.
         keep: what of a block's tokens the loss needs.
         pool: memory shared with other captures.
+        turns: of all captures in that memory.
     """
 
     def __init__(
@@ -121,7 +111,9 @@ class StepCapture:
         row: int,
         keep: Callable[[Tensor], Tensor],
         pool: Any,
+        turns: Turns,
     ) -> None:
+        self._turns = turns
         self.pixels = pixels.clone(memory_format=torch.contiguous_format)
         self.values = [group.value.clone() for group in groups]
         self.row = torch.tensor([row], device=pixels.device)
@@ -138,14 +130,21 @@ class StepCapture:
     def __call__(
         self, pixels: Tensor, row: int, groups: tuple[FlatBranches, FlatBranches]
     ) -> Differentiated:
-        """The gradients of a batch; they are valid until the next one."""
+        """The gradients of a batch; tensors are the caller's own."""
+        self._turns.begin(pixels.device)
         self.pixels.copy_(pixels)
         self.row.fill_(row)
         for value, group in zip(self.values, groups, strict=True):
             value.copy_(group.value)
         self._replay()
         logits, loss, grads = self.found
-        return logits.clone(), None if loss is None else loss.clone(), grads
+        own = (
+            logits.clone(),
+            None if loss is None else loss.clone(),
+            tuple(g.clone() for g in grads),
+        )
+        self._turns.end(pixels.device)
+        return own
 
 
 class StepCaptures:
@@ -158,8 +157,9 @@ class StepCaptures:
 
     def __init__(self, work: Work, keep: Callable[[Tensor], Tensor]) -> None:
         self._work, self._keep = work, keep
-        self._kept: dict[tuple[int, ...], tuple[Rows, StepCapture]] = {}
-        self._seen: Counter[tuple[int, ...]] = Counter()
+        self._kept: dict[Size, StepCapture] = {}
+        self._room: Rows | None = None
+        self._sizes, self._turns = Sizes(), Turns()
         self._lock = threading.Lock()
         self._pool: Any = None
         self.made = 0
@@ -169,20 +169,22 @@ class StepCaptures:
         self, pixels: Tensor, rows: Rows, row: int, groups: tuple[FlatBranches, FlatBranches]
     ) -> Differentiated | None:
         """Gradients of a batch whose size has come before; None where it is not captured."""
+        if self.refused is not None:
+            return None
         size = tuple(pixels.shape)
-        with self._lock:
-            self._seen[size] += 1
-            if self.refused is not None or self._seen[size] <= capture.SEEN:
+        with self._lock, on(pixels.device):
+            if not self._sizes.worth(size, self._kept) or is_older(rows, self._room):
                 return None
-            known = self._kept.get(size)
-            if known is None or known[0] is not rows:
+            if self._room is not rows:  # they grew: what is captured reads the old ones
+                self._kept, self._room = {}, rows
+            if size not in self._kept:
                 made = self._make(pixels, rows, row, groups)
                 if made is None:
                     return None
-                known = self._kept[size] = (rows, made)
-                while len(self._kept) > capture.KEPT:
-                    self._kept.pop(next(iter(self._kept)))
-            return known[1](pixels, row, groups)
+                if len(self._kept) >= KEPT:
+                    del self._kept[self._sizes.rarest(self._kept)]
+                self._kept[size] = made
+            return self._kept[size](pixels, row, groups)
 
     def _make(
         self, pixels: Tensor, rows: Rows, row: int, groups: tuple[FlatBranches, FlatBranches]
@@ -191,7 +193,10 @@ class StepCaptures:
             self._pool = torch.cuda.graph_pool_handle()
         self.made += 1
         try:
-            return StepCapture(self._work, groups, pixels, rows, row, self._keep, self._pool)
+            self._turns.begin(pixels.device)
+            return StepCapture(
+                self._work, groups, pixels, rows, row, self._keep, self._pool, self._turns
+            )
         except RuntimeError as error:  # a model that asks the host for numbers cannot be captured
             self.refused = str(error)
             return None

@@ -9,7 +9,7 @@ alone, not on the company it is answered in.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,9 +18,10 @@ from torch import Tensor, nn
 
 from ostinato.domains.texture import Texture
 from ostinato.experts.routed import Branch, Expert, Hooks
-from ostinato.experts.stack import Layout, Rows, Stack, StackPass
+from ostinato.experts.stack import Layout, Row, Rows, Stack, StackPass
 from ostinato.methods._ostinato_parts import Domain, OstinatoConfig, Version
 from ostinato.methods._ostinato_published import Publisher
+from ostinato.methods._ostinato_temperature import tempered
 from ostinato.methods.base import Resources
 from ostinato.methods.ostinato import Ostinato
 from ostinato.models import Normalize, VisionModel, fingerprint
@@ -195,27 +196,29 @@ class Prepared:
         pixels: all images, those that the source is asked about once more at the end.
         index: (B,) the stack's row of each image's expert; 0 is the source.
         rows: the stack as it was when they were written.
-        experts: held, so that nobody else gets their rows.
+        held: the rows, which nobody else gets meanwhile.
         answers: per question, everything but logits.
         places: per question, where its images are.
         again: per question, where the source's answers are, if it asked for them.
+        temperatures: per question, those of its version.
     """
 
     model: SharedModel
     pixels: Tensor
     index: list[int]
     rows: Rows
-    experts: list[Expert]
+    held: list[Row]
     answers: list[dict[str, Any]]
     places: list[range]
     again: list[list[int] | None]
+    temperatures: list[Mapping[int, float]]
 
     @torch.no_grad()
     def run(self) -> list[Answer]:
         """One forward for all."""
         single = self.index[0] if len(set(self.index)) == 1 else None
         index = torch.tensor(self.index, device=self.pixels.device)
-        learned = any(one.branches for one in self.experts)
+        learned = any(one.expert.branches for one in self.held)
         now = StackPass(index, self.rows, single=single, branches=learned)
         kind, half = self.model.device.type, self.model.precision == "bf16"
         with (
@@ -226,9 +229,11 @@ class Prepared:
         ):
             logits = self.model(self.pixels).float().cpu()
         found = []
-        for parts, place, again in zip(self.answers, self.places, self.again, strict=True):
+        told = zip(self.answers, self.places, self.again, self.temperatures, strict=True)
+        for parts, place, again, heat in told:
             source = None if again is None else logits[again]
-            found.append(Answer(logits[place.start : place.stop], source=source, **parts))
+            own = tempered(logits[place.start : place.stop], parts["domains"], heat)
+            found.append(Answer(own, source=source, **parts))
         return found
 
 
@@ -263,9 +268,13 @@ def prepare(model: SharedModel, questions: Sequence[Question]) -> Prepared:
     if doubled:
         pixels = torch.cat([pixels, pixels[doubled]])
     experts = list({id(one): one for one in owners if one is not None}.values())
-    table = dict(zip(map(id, experts), model.stack.rows(experts), strict=True))
+    held = model.stack.rows(experts)
+    table = {id(row.expert): row.number for row in held}
     index = [0 if one is None else table[id(one)] for one in owners] + [0] * len(doubled)
-    return Prepared(model, pixels, index, model.stack.now, experts, answers, places, again)
+    temperatures = [question.asked.version.temperatures for question in questions]
+    return Prepared(
+        model, pixels, index, model.stack.now, held, answers, places, again, temperatures
+    )
 
 
 def _asked(owners: Sequence[Expert | None], row: int, count: int, doubled: list[int]) -> int:
@@ -287,6 +296,7 @@ def joined(expert: Expert, shared: tuple[Branch, ...], ranks: tuple[int, int]) -
     if not shared and not expert.branches:
         return Expert(expert.maps)
     like = shared or expert.branches
+    expert = expert.to(like[0].down.device)
     first = shared or tuple(_nothing(one, ranks[0]) for one in like)
     second = expert.branches or tuple(_nothing(one, ranks[1]) for one in like)
     return Expert(

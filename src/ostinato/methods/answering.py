@@ -16,6 +16,7 @@ from ostinato.methods.contract import Input
 from ostinato.models import VisionModel
 from ostinato.ops.batchnorm import OtherStatistics
 from ostinato.ops.precision import products
+from ostinato.ops.processes import Processes
 from ostinato.ops.trainable import Weights
 from ostinato.types import StepOutput
 
@@ -46,6 +47,7 @@ class Answering:
     weights: Weights | None
     _norms: OtherStatistics | None
     last: StepOutput | None
+    processes: Processes
     _lock: threading.RLock
     _frozen: int
 
@@ -115,9 +117,11 @@ class Answering:
             with nullcontext() if self.model.knows(images) else self._lock:
                 batch = self._receive(images, classes, None)
             self.inspect(batch)
-            output = self.respond(batch)
-            if source:
-                output.source_logits = self.source_logits(batch)
+            with self.processes.together():
+                output = self.respond(batch)
+                if source:
+                    output.source_logits = self.source_logits(batch)
+            output = output.part(batch.mine)
         output.seconds = time.perf_counter() - started
         self.last = output
         return output.logits

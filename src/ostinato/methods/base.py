@@ -31,6 +31,7 @@ from ostinato.methods.contract import (
 )
 from ostinato.methods.moving import Moving
 from ostinato.methods.persistence import Persistent
+from ostinato.methods.sharing import Sharing
 from ostinato.models import VisionModel, fingerprint
 from ostinato.ops.batchnorm import BatchStatistics, OtherStatistics, moves_batch_norms
 from ostinato.ops.blocks import choose_blocks
@@ -43,13 +44,15 @@ from ostinato.types import Decision, StepOutput
 __all__ = ["Input", "Method", "MethodConfig", "MethodInfo", "Objective", "Resources"]
 
 
-class Method(Answering, Persistent, Moving, nn.Module):
+class Method(Answering, Persistent, Moving, Sharing, nn.Module):
     """Base of all methods: call it with images, get logits; it adapts on the way."""
 
     info: ClassVar[MethodInfo]
     Config: ClassVar[type[MethodConfig]] = MethodConfig
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     name: ClassVar[str] = ""
+    default_preset: ClassVar[str | None] = None
+    """The preset that is meant where none is named; None for the plain defaults."""
     rates: ClassVar[tuple[str, ...]] = ("lr",)
     """The settings that say how fast it learns online."""
     example: ClassVar[Mapping[str, Any]] = {}
@@ -180,10 +183,12 @@ class Method(Answering, Persistent, Moving, nn.Module):
 
     def logits(self, batch: Input, pixels: Tensor | None = None) -> Tensor:
         """The model's logits for the batch (or for other pixels), in its label space."""
-        logits: Tensor = self.model(batch.pixels if pixels is None else pixels)
+        given = batch.pixels if pixels is None else pixels
+        logits: Tensor = self.model(self.processes.share(given))
         if logits.ndim > 2 and "segmentation" not in self.info.tasks:
             raise ConfigError(f"{self.name} is for classification; this model predicts per pixel.")
-        return logits if batch.classes is None else logits.index_select(1, batch.classes)
+        logits = logits if batch.classes is None else logits.index_select(1, batch.classes)
+        return self.processes.gathered(logits, len(given))
 
     def autocast(self) -> AbstractContextManager[Any]:
         """The precision the config asks for."""
@@ -198,9 +203,9 @@ class Method(Answering, Persistent, Moving, nn.Module):
         for optimizer in optimizers:
             optimizer.zero_grad(set_to_none=True)
         loss.backward()
-        if not self.sound(
-            objective, [p for o in optimizers for g in o.param_groups for p in g["params"]]
-        ):
+        parameters = [p for o in optimizers for g in o.param_groups for p in g["params"]]
+        self.processes.average_gradients(parameters)
+        if not self.sound(objective, parameters):
             return False
         scale = 1.0 if self.config.total_steps is None else self._annealing()
         for optimizer in optimizers:
@@ -237,7 +242,8 @@ class Method(Answering, Persistent, Moving, nn.Module):
             self.inspect(batch)
             self.events = []
             try:
-                output = self.advance(batch)
+                with self.processes.together():
+                    output = self.advance(batch).part(batch.mine)
             finally:
                 self.model.release()
         output.seconds = time.perf_counter() - started
@@ -279,12 +285,13 @@ class Method(Answering, Persistent, Moving, nn.Module):
     def _receive(self, images: Tensor, classes: Tensor | None, oracle: str | None) -> Input:
         if oracle is not None and "domain labels" not in self.needs(self.config):
             oracle = None  # a method that does not declare the need never sees the name
+        images, mine = self._whole(images, classes)
         pixels = self.model.check(images)
         if pixels.is_inference():
             pixels = pixels.clone()
         if classes is not None:
             classes = self.model.check_classes(classes)
-        return Input(pixels, classes, oracle)
+        return Input(pixels, classes, oracle, mine)
 
     def detach(self) -> nn.Module:
         """Take the method out; returns the original module with its original weights."""

@@ -55,6 +55,7 @@ class Come(Method):
 
     name = "come"
     Config = ComeConfig
+    wide = True
     info = MethodInfo(
         title="COME",
         paper="Zhang et al., ICLR 2025",

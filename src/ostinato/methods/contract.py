@@ -41,6 +41,12 @@ class MethodInfo:
         published: its authors' own figure and the protocol it holds for, where known.
         measured: where it beats the source model in this project's tables, or why it does not.
         norms: "batch" where it works on models with batch norm alone.
+        own: whether it is this project's own: its presets are known by their names alone, and
+            tables show them last, each as a row of its own.
+        annealed: presets whose rate tables anneal over the stream.
+        colours: places in the report's palette that presets keep from page to page; "" is the
+            method without one, and -1 is grey.
+        draws: figures that the report can draw of its state ("attention").
 
     >>> MethodInfo(title="Mine", paper="none", trains="nothing").predicts
     'before'
@@ -57,6 +63,10 @@ class MethodInfo:
     published: str = ""
     measured: str = ""
     norms: Norms = "any"
+    own: bool = False
+    annealed: frozenset[str] = frozenset()
+    colours: Mapping[str, int] = field(default_factory=dict)
+    draws: frozenset[str] = frozenset()
 
 
 class MethodConfig(Config):
@@ -140,6 +150,12 @@ class Resources:
 class Input:
     """One batch as a method sees it: pixels in [0, 1], and the label space in use.
 
+    Attributes:
+        pixels: of the whole batch.
+        classes: the model's output columns in use, None for all.
+        oracle: the true domain's name, for methods that are told it.
+        mine: where this process' own images are, where several share the work; None for all.
+
     >>> import torch
     >>> len(Input(torch.rand(2, 3, 8, 8)))
     2
@@ -148,6 +164,7 @@ class Input:
     pixels: Tensor
     classes: Tensor | None = None
     oracle: str | None = None
+    mine: slice | None = None
 
     def __post_init__(self) -> None:
         if self.classes is not None:

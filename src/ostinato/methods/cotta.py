@@ -69,6 +69,7 @@ class Cotta(Method):
             "class token and position embeddings move too; restoration draws the same Bernoulli "
             "process by its gaps; segmentation learns at the model's own output resolution"
         ),
+        colours={"": 4},
     )
     presets = {
         "imagenet-c": {"optimizer": "sgd", "lr": 1e-4, "restore": 0.001, "threshold": 0.1},

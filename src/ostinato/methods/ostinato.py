@@ -41,6 +41,7 @@ from ostinato.methods._ostinato_step import Started
 from ostinato.methods.base import Input, MethodInfo
 from ostinato.methods.contract import MethodConfig, Need
 from ostinato.ops.moments import map_rank
+from ostinato.ops.precision import products
 from ostinato.ops.statistics import check_fits
 from ostinato.registry import METHODS
 from ostinato.types import StepOutput
@@ -70,10 +71,14 @@ class Ostinato(Answers):
         tasks=frozenset({"classification", "segmentation"}),
         needs=frozenset({"source statistics"}),
         differences="none: this is its release",
+        own=True,
+        colours={"robust": 0, "forward-only": 2},
     )
     presets = PRESETS
+    default_preset = "robust"
     example = {"micro": 8, "enough": 8}
     follows = True
+    wide = True
 
     @classmethod
     def needs(cls, config: MethodConfig) -> frozenset[Need]:
@@ -152,7 +157,7 @@ class Ostinato(Answers):
         if ready is not None:
             return self._answer_and_learn(batch, described, change, ready, started)
         if answered is not None and self._still_holds(answered, change.owners):
-            output = self._captured_output(batch, answered, change.owners, change)
+            output = self._captured_output(batch, answered, self.version, change.owners, change)
         else:
             output = self._answer(batch, described, change)
         self._watch_all(change.owners, output.logits)
@@ -219,13 +224,15 @@ class Ostinato(Answers):
         started: Started | None,
     ) -> StepOutput:
         version = self.version
-        distance = self.publisher.placed(version).routes(described).distance
+        distance = self.publisher.placed(version, change.owners).routes(described).distance
         held = started is not None and started.holds(domain, self.bank.shared)
         found = started.found if started is not None and held else None
         logits, loss, updated = self._step(batch, domain, found)
         domain.learned_from(len(change.owners))
         self._watch(domain, logits.detach())
         self._republish()
+        if domain.branches is None:  # forgotten: its maps answered
+            version = replace(version, temperatures={})
         output = self._output(logits, version, change.owners, distance, change)
         return replace(output, loss=loss, updated=updated)
 
@@ -242,6 +249,7 @@ class Ostinato(Answers):
             {number: domain.expert() for number, domain in self.bank.domains.items()},
             shared,
             {number: domain.share for number, domain in self.bank.domains.items()},
+            {number: one.temperature for number, one in self.bank.domains.items() if one.maps},
         )
 
     def _taken_over(self) -> None:
@@ -262,8 +270,9 @@ class Ostinato(Answers):
     def learn(self) -> bool:
         """Take in what `predict` queued, and publish; whether anything was learned."""
         self._refuse_detached()
-        moved = False
-        with self._lock, torch.inference_mode(False), torch.enable_grad():
+        moved, exactness = False, products(self.config.precision)
+        alike = self.processes.together()
+        with self._lock, torch.inference_mode(False), torch.enable_grad(), exactness, alike:
             for _ in range(len(self.queue)):  # what comes meanwhile is the next call's
                 if not self.queue:
                     break  # a reset on the way
@@ -286,7 +295,7 @@ class Ostinato(Answers):
         self._initial = self._initial.to(device)
         self.publisher = self._publisher()
         self.captures, self.step_captures = self._captures(), self._step_captures()
-        self.bank.import_state(self.bank.export_state().to(device))
+        self.bank.import_state(self.bank.export_state())
 
     def release(self) -> None:
         """Take the hooks off."""
@@ -321,6 +330,11 @@ class Ostinato(Answers):
             f"{self.config.buffer_mb:.0f} MB of latest images",
             *(f"  statistics       {doubt}" for doubt in self.statistics.doubts()),
         ]
+
+    def standing(self) -> str:
+        """Steps, what is queued, and the domains with their trust."""
+        known, waiting = self.version, len(self.queue)
+        return f"{super().standing()} {known.number} {waiting} {known.view.ids} {known.shares}"
 
     def diagnose(self) -> dict[str, Any]:
         """How far each domain's blocks lie from the source's, before and after its expert."""

@@ -14,6 +14,8 @@ from ostinato.ops.trainable import Weights
 from ostinato.types import StepOutput
 
 S = TypeVar("S", bound=Stateful)
+WAYS = {"compile", "resident"}
+"""Settings that say how something is computed and not what: a state fits whatever they are."""
 
 
 class Persistent:
@@ -56,7 +58,7 @@ class Persistent:
             before = self.export_state().clone()
             try:
                 # Files hold CPU tensors; what belongs there here (generators) goes back by itself.
-                self._import(state.to(self.model.device))
+                self._import(state)
                 check_taken(state, self.export_state())
             except BaseException as error:
                 self._import(before)
@@ -106,7 +108,7 @@ class Persistent:
         given, own = header.get("config"), mine["config"]
         if not isinstance(given, dict):
             raise StateError(f"{path} does not say which settings it was saved with.")
-        different = sorted(k for k in {*given, *own} if given.get(k) != own.get(k))
+        different = sorted(k for k in {*given, *own} - WAYS if given.get(k) != own.get(k))
         if different:
             shown = ", ".join(f"{k} = {given.get(k)!r}, here {own.get(k)!r}" for k in different)
             raise StateError(f"{path} was saved with other settings: {shown}.")
@@ -124,7 +126,10 @@ class Persistent:
 
     def _import(self, state: State) -> None:
         for name, thing in self._tracked.items():
-            thing.import_state(state.part(name))
+            part = state.part(name)
+            # What keeps some of its own in host memory brings everything to its place itself.
+            own = getattr(thing, "finds_places", False)
+            thing.import_state(part if own else part.to(self.model.device))
 
     def _header(self) -> dict[str, Any]:
         return {

@@ -42,6 +42,7 @@ class PseudoLabel(Method):
 
     name = "pseudo_label"
     Config = PseudoLabelConfig
+    wide = True
     info = MethodInfo(
         title="Pseudo-label",
         paper="Lee, ICML workshop 2013",

@@ -21,11 +21,13 @@ class Source(Method):
 
     name = "source"
     rates = ()
+    wide = True
     info = MethodInfo(
         title="Source",
         paper="-",
         trains="nothing",
         tasks=frozenset({"classification", "segmentation"}),
+        colours={"": -1},
     )
 
     def objective(self, batch: Input) -> Objective:

@@ -43,6 +43,7 @@ class Tent(Method):
 
     name = "tent"
     Config = TentConfig
+    wide = True
     info = MethodInfo(
         title="TENT (continual)",
         paper="Wang et al., ICLR 2021",
@@ -54,6 +55,7 @@ class Tent(Method):
             "LayerNorm in place of batch norm, as all ViT ports have it; not episodic; plain "
             "momentum, as its authors have it (ViDA's release sets Nesterov's: nesterov=True)"
         ),
+        colours={"": 1},
     )
     presets = {
         "imagenet-c": {"optimizer": "sgd", "lr": 1e-4, "momentum": 0.9},

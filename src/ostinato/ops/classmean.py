@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ostinato.ops.expect import Expected, Like
+from ostinato.ops.expect import Expected, Like, count
 from ostinato.ops.snapshot import State
 
 
@@ -46,12 +46,16 @@ class ClassMean:
         self._value = new if past is None else keep * past + (1 - keep) * new
 
     def export_state(self) -> State:
-        """The mean, where there is one."""
-        return State({} if self._value is None else {"mean": self._value})
+        """The mean, where there is one, and over how many classes it is."""
+        if self._value is None:
+            return State({}, {"classes": 0})
+        return State({"mean": self._value}, {"classes": len(self._value)})
 
     def expected(self, state: State) -> Expected:
-        """At most a mean, of probabilities."""
-        return Expected({"mean": Like(("classes",), low=0, high=1 + 1e-3, optional=True)})
+        """A mean of probabilities over as many classes as it says; none where it says none."""
+        classes = int(state.values["classes"])
+        mean = {"mean": Like((classes,), low=0, high=1 + 1e-3)} if classes else {}
+        return Expected(mean, {"classes": count()})
 
     def import_state(self, state: State) -> None:
         """Continue from there."""

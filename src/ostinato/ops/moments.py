@@ -8,11 +8,13 @@ domain).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from ostinato.ops.roots import inverse_root
 
@@ -59,28 +61,41 @@ class BlockMoments:
         )
 
 
-def token_moments(tokens: Tensor, prefix: int) -> BlockMoments:
+def token_moments(
+    tokens: Tensor, prefix: int, total: Callable[[Tensor], Tensor] = lambda found: found
+) -> BlockMoments:
     """Moments of (B, N, D) tokens, the first `prefix` of every image apart, in double precision.
 
     Under a GPU's autocast, products of the centred tokens are taken in its half precision and
     summed in single: rounding is then what it is in the model's own layers.
+
+    Args:
+        tokens: those that are here, which may be none.
+        prefix: how many of every image are kept apart.
+        total: sums over all processes that have some of the tokens.
 
     >>> tokens = torch.tensor([[[9.0], [1.0], [3.0]]])
     >>> found = token_moments(tokens, prefix=1)
     >>> found.mean.item(), found.covariance.item(), found.prefix.item()
     (2.0, 1.0, 9.0)
     """
-    first = tokens[:, :prefix].double().mean(0)
     body = _thinned(tokens[:, prefix:]).flatten(0, 1)
-    if body.is_cuda and torch.is_autocast_enabled("cuda"):
-        mean = body.mean(0, dtype=torch.float)
-        body = (body - mean).to(torch.get_autocast_dtype("cuda"))
-        products = torch.mm(body.T, body, out_dtype=torch.float)
-        return BlockMoments(mean.double(), products.double() / len(body), first)
-    body = body.double()
-    mean = body.mean(0)
-    body = body - mean
-    return BlockMoments(mean, body.T @ body / len(body), first)
+    half = body.is_cuda and torch.is_autocast_enabled("cuda")
+    body = body if half else body.double()
+    first = tokens[:, :prefix].double().sum(0)
+    counts = torch.tensor([len(tokens), len(body)], dtype=torch.double).to(tokens.device)
+    kind = torch.float if half else torch.double
+    found = total(torch.cat([counts, first.flatten(), body.sum(0, dtype=kind).double()]))
+    images, count = found[:2]
+    mean = found[2 + first.numel() :] / count
+    first = found[2 : 2 + first.numel()].view_as(first) / images
+    if half:
+        body = (body - mean.float()).to(torch.get_autocast_dtype("cuda"))
+        products = torch.mm(body.T, body, out_dtype=torch.float).double()
+    else:
+        body = body - mean
+        products = body.T @ body
+    return BlockMoments(mean, total(products) / count, first)
 
 
 def _thinned(body: Tensor) -> Tensor:
@@ -154,6 +169,10 @@ class BlockMap:
         scale, down, up, shift, prefix = (part.to(tokens) for part in self.tensors())
         return moved(tokens, 1 + scale, down, up, shift, prefix)
 
+    def to(self, device: torch.device | str) -> BlockMap:
+        """The same numbers on another device."""
+        return BlockMap(*(part.to(device) for part in self.tensors()))
+
     def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """All five, in order."""
         return self.scale, self.down, self.up, self.shift, self.prefix
@@ -167,18 +186,27 @@ def moved(
     Everything but the prefix is done to whole tensors, since a pass over them costs more than the
     few tokens too many; what that made of the prefix is then replaced.
     """
-    change = tokens @ down
-    if up.numel():
-        change = change @ up
-    whole = torch.addcmul(shift.unsqueeze(-2), tokens, factor.unsqueeze(-2)) + change
+    change = affine(tokens @ down, up, shift) if up.numel() else affine(tokens, down, shift)
+    whole = torch.addcmul(change, tokens, factor.unsqueeze(-2))
     count = prefix.shape[-2]
     if not count:
         return whole
-    first = tokens[:, :count] + prefix
     if whole.requires_grad:
-        return torch.cat([first, whole[:, count:]], 1)
-    whole[:, :count] = first
+        return torch.cat([tokens[:, :count] + prefix, whole[:, count:]], 1)
+    torch.add(tokens[:, :count], prefix, out=whole[:, :count])
     return whole
+
+
+def affine(tokens: Tensor, matrix: Tensor, shift: Tensor) -> Tensor:
+    """`tokens · matrix + shift` as one operator; both may have a first dimension, an image each.
+
+    >>> eye = torch.eye(2)
+    >>> affine(torch.ones(1, 3, 2), eye, eye[0])[0, 0].tolist()
+    [2.0, 1.0]
+    """
+    if matrix.ndim == 3:
+        return torch.baddbmm(shift.unsqueeze(-2), tokens, matrix)
+    return F.linear(tokens, matrix.mT, shift)
 
 
 def map_rank(width: int) -> int:

@@ -38,7 +38,7 @@ def norm_parameters(model: nn.Module, *, blocks: range | None = None) -> dict[st
         raise TargetError(
             "The model has no normalisation layer with trainable affine parameters"
             + (f" in blocks {blocks.start} to {blocks.stop - 1}." if blocks is not None else ".")
-            + " Choose a method that trains something else, such as 'dual_expert'."
+            + " Choose a method that trains something else: 'ostinato list methods' tells."
         )
     return found
 

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from ostinato.errors import DataError, InputError
 from ostinato.ops.files import write_atomically
+from ostinato.registry import METHODS
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -160,8 +161,9 @@ def write_attention(adapted: Method, images: Tensor, path: str | Path, **options
 
 def _experts(adapted: Method) -> tuple[ExpertPool, dict[str, DualBranch]]:
     pool: ExpertPool | None = getattr(adapted, "pool", None)
-    if pool is None or not hasattr(pool, "layers"):
-        raise InputError(f"{adapted.name} has no experts to look at: use dual_expert.")
+    if "attention" not in adapted.info.draws or pool is None:
+        able = ", ".join(name for name in METHODS if "attention" in METHODS[name].info.draws)
+        raise InputError(f"{adapted.name} has no experts to look at; these have: {able}.")
     if not pool.domains:
         raise InputError("No domain was met yet: let the method adapt to a batch first.")
     return pool, pool.layers

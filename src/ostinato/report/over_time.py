@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ostinato.own import OURS
+from ostinato.methods.choosing import is_own
 from ostinato.report.figure import Data, Figure, Part, Value, listing, rounded
 from ostinato.report.runs import Variant
 from ostinato.report.style import End, canvas, label_ends, tip, to_svg
@@ -153,7 +153,8 @@ def _draw(
 
 def _is_background(variant: Variant, group: Sequence[Variant]) -> bool:
     """Among many lines, all but the source model's and this project's step back."""
-    return len(group) > MANY and variant.first.spec.get("method") not in ("source", *OURS)
+    method = str(variant.first.spec.get("method"))
+    return len(group) > MANY and method != "source" and not is_own(method)
 
 
 def so_far(records: Sequence[Record], metric: Metric) -> list[float]:

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from ostinato.errors import ConfigError, DataError
-from ostinato.own import OURS
+from ostinato.methods.choosing import own_methods
+from ostinato.registry import METHODS
 from ostinato.report.style import DASHES, GREY, MARKERS, PALETTE
 from ostinato.running.diagnostics import read_diagnostics
 from ostinato.running.provenance import Provenance
@@ -21,10 +22,6 @@ from ostinato.scoring.summary import Summary, summarise
 Shape: TypeAlias = tuple[tuple[int, str], ...]
 """The round and the true domain of every batch."""
 ATTENTION = "attention.npz"
-# Colours that stay with a method from page to page; the others take what is left, in order.
-_FIXED = {"source": GREY, "tent": PALETTE[1], "cotta": PALETTE[4]}
-_PRESETS = {"robust": PALETTE[0], "paper": PALETTE[3], "source-free": PALETTE[2]}
-_PRESETS["forward-only"] = PALETTE[2]
 
 
 @dataclass(frozen=True)
@@ -127,7 +124,7 @@ def find_folders(paths: Iterable[str | Path]) -> list[Path]:
 
 def _usual_order(path: Path) -> tuple[bool, bool, str]:
     """The source model first and this project's method last, as tables have it."""
-    ours = path.name.startswith(tuple(OURS))
+    ours = path.name.startswith(tuple(own_methods()))
     return not path.name.startswith("source"), ours, path.name
 
 
@@ -202,12 +199,20 @@ def _flat(values: Mapping[str, Any], before: str = "") -> dict[str, Any]:
     return result
 
 
+def _kept_colour(method: str, preset: str) -> str | None:
+    """The colour that a method declares for a preset, or for all of them."""
+    if method not in METHODS:
+        return None
+    places = METHODS[method].info.colours
+    place = places.get(preset, places.get(""))
+    return None if place is None else GREY if place < 0 else PALETTE[place]
+
+
 def _looks(runs: Sequence[Run]) -> list[tuple[str, Any]]:
     """A colour for each, and another dash where a colour comes again."""
     chosen: list[str | None] = []
     for run in runs:
-        name, preset = str(run.spec.get("method")), str(run.spec.get("preset"))
-        wanted = _PRESETS.get(preset) if name in OURS else _FIXED.get(name)
+        wanted = _kept_colour(str(run.spec.get("method")), str(run.spec.get("preset")))
         chosen.append(wanted if wanted not in chosen else None)
     free = [c for c in PALETTE if c not in chosen]
     looks: list[tuple[str, Any]] = []

@@ -22,11 +22,12 @@ from ostinato.data.stand_ins import EMBEDDED, TUNE, stand_in
 from ostinato.data.streams import Stream, build_stream
 from ostinato.errors import ConfigError, MissingResource
 from ostinato.methods.base import Method
-from ostinato.methods.contract import MethodConfig, resolve_config
+from ostinato.methods.choosing import choose_method, free_presets
+from ostinato.methods.contract import MethodConfig, Need, resolve_config
 from ostinato.models.loading import OWN, check_model, load_model
+from ostinato.ops.processes import ALONE, Processes
 from ostinato.ops.snapshot import State, load_state, save_state
 from ostinato.ops.statistics import SourceStatistics
-from ostinato.own import OURS, choose_method
 from ostinato.registry import METHODS, STREAMS
 from ostinato.running.fit import (
     check_device,
@@ -38,7 +39,7 @@ from ostinato.running.fit import (
 )
 from ostinato.running.provenance import hash_names, hash_tensors, spec_hash
 from ostinato.running.run_files import alone
-from ostinato.running.spec import Spec
+from ostinato.running.spec import CheckedSpec, Spec
 
 PREPARED = "prepared.safetensors"
 PLUS = ("imagenet-v2", "imagenet-a", "imagenet-r", "imagenet-sketch")
@@ -62,12 +63,18 @@ class Job:
     config: MethodConfig
     notes: tuple[str, ...] = ()
 
-    def adapt(self, folder: Path | None = None, cache: Path | None = None) -> Method:
+    def adapt(
+        self,
+        folder: Path | None = None,
+        cache: Path | None = None,
+        processes: Processes = ALONE,
+    ) -> Method:
         """The method around the model, with what was prepared for it, or prepared anew.
 
         Args:
             folder: a run's folder, whose prepared file comes first.
             cache: where preparations are kept that runs can share.
+            processes: those that do the run together.
         """
         spec = self.spec
         needs = METHODS[spec.method].needs(self.config)
@@ -76,10 +83,9 @@ class Job:
             help_given["statistics"] = self._statistics()
         if "prepared file" in needs:
             help_given["prepared"] = self._prepared(folder, cache)
+        help_given |= {"normalize": spec.normalize, "group": processes}
         settings = self.config.model_dump()
-        return adapt(
-            self.model, spec.method, normalize=spec.normalize, preset=None, **help_given, **settings
-        )
+        return adapt(self.model, spec.method, preset=None, **help_given, **settings)
 
     def _statistics(self) -> SourceStatistics:
         given = self.spec.statistics
@@ -178,8 +184,19 @@ class Job:
         return images, labels
 
 
+def check(spec: Spec) -> CheckedSpec:
+    """The spec with its names and settings looked up, once for all that is done with it."""
+    return spec if isinstance(spec, CheckedSpec) else CheckedSpec.of(spec, check_spec(spec))
+
+
 def check_spec(spec: Spec) -> MethodConfig:
     """Look every name and setting up; nothing is opened. Returns the method's settings."""
+    if isinstance(spec, CheckedSpec):
+        return spec.config
+    return _look_up(spec)
+
+
+def _look_up(spec: Spec) -> MethodConfig:
     kind, shape = METHODS[spec.method], STREAMS[spec.stream]
     check_model(spec)
     options = {**_with_default_data(spec), "batch_size": spec.batch_size}
@@ -281,10 +298,8 @@ def _preset(spec: Spec) -> str | None:
     return choose_method(spec.method, spec.preset, spec.statistics is not None)[1]
 
 
-def _other_preset(kind: type[Method], need: str) -> str:
-    free = [name for name in kind.presets if need not in kind.needs(resolve_config(kind, name, {}))]
-    if kind.name in OURS:
-        free.append("source-free")
+def _other_preset(kind: type[Method], need: Need) -> str:
+    free = free_presets(kind.name, need)
     return f", or choose preset = {free[-1]}" if free else ""
 
 

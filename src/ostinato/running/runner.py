@@ -22,13 +22,14 @@ from ostinato.errors import ConfigError
 from ostinato.methods.base import Method
 from ostinato.ops.views import innermost
 from ostinato.running.diagnostics import write_diagnostics
-from ostinato.running.job import Job, check_spec, open_job, resolve
+from ostinato.running.job import Job, check, open_job, resolve
 from ostinato.running.listener import Listener
 from ostinato.running.progress import RunProgress
 from ostinato.running.provenance import Provenance, hash_tensors, spec_hash
 from ostinato.running.results import RunFolder, find_run
 from ostinato.running.samples import SampleKeeper
 from ostinato.running.spec import Spec
+from ostinato.running.wide import Leader, follow, same_start, started_processes, widened
 from ostinato.scoring.metrics import peak_memory, record_step, reset_peak
 from ostinato.scoring.summary import summarise
 
@@ -59,6 +60,7 @@ def run(
     quiet: bool = False,
     stream: Stream | None = None,
     finish: Finish | None = None,
+    leader: Leader | None = None,
     listener: Listener | None = None,
 ) -> list[RunFolder]:
     """Run a spec, once for each of its seeds; what is complete already is only opened.
@@ -73,6 +75,7 @@ def run(
         stream: the spec's stream where it is open already (a table shares one).
         finish: called with method, stream and folder after the last batch, before the run counts
             as complete; a place to look into the adapted model.
+        leader: where several processes do the run together, what this one tells the others.
         listener: told of every batch and checkpoint.
     """
     if every < 1:
@@ -80,11 +83,21 @@ def run(
     console = console or Console(stderr=True)
     if stream is not None and len(spec.seeds) > 1:
         raise ConfigError("A stream that is open already belongs to one seed: pass spec.runs().")
-    for one in spec.runs():
-        check_spec(one)
+    spec = check(spec)
     # One job at a time, so that only one model is in memory.
+    lead = leader or Leader()
     return [
-        _run_job(open_job(one, stream), Path(out), again, every, console, quiet, finish, listener)
+        _run_job(
+            open_job(one, stream),
+            Path(out),
+            again,
+            every,
+            console,
+            quiet,
+            lead,
+            finish,
+            listener,
+        )
         for one in spec.runs()
     ]
 
@@ -98,7 +111,12 @@ def finished(spec: Spec, out: str | Path = RUNS, stream: Stream | None = None) -
 
 
 def resume(
-    path: str | Path, *, every: int = EVERY, console: Console | None = None, quiet: bool = False
+    path: str | Path,
+    *,
+    every: int = EVERY,
+    console: Console | None = None,
+    quiet: bool = False,
+    leader: Leader | None = None,
 ) -> RunFolder:
     """Go on with the run in a folder, or open it where it is complete."""
     folder = RunFolder.open(path)
@@ -112,7 +130,8 @@ def resume(
             f"now {digest}): run its spec anew."
         )
     _check_same_source(job, folder)
-    return _loop(job, folder, job.adapt(folder.path), every, console or Console(stderr=True), quiet)
+    console = console or Console(stderr=True)
+    return _loop(job, folder, every, console, quiet, leader or Leader())
 
 
 def as_asked(stored: dict[str, Any]) -> Spec:
@@ -136,6 +155,7 @@ def _run_job(
     every: int,
     console: Console,
     quiet: bool,
+    leader: Leader,
     finish: Finish | None = None,
     listener: Listener | None = None,
 ) -> RunFolder:
@@ -147,16 +167,16 @@ def _run_job(
         if not (again and folder.is_complete):
             _check_same_source(job, folder)
         if not folder.is_complete:
-            return _loop(job, folder, job.adapt(found), every, console, quiet, finish, listener)
+            return _loop(job, folder, every, console, quiet, leader, finish, None, listener)
         if not again:
             if not quiet:
                 _say(console, f"{found} is complete already")
             return folder
     place = _free(out / folder_name(job.spec, digest))
     weights = _weights(job)
-    method = job.adapt(
-        cache=out / PREPARED
-    )  # a method that does not fit the model leaves no folder behind
+    leader.begin(job)
+    # A method that does not fit the model leaves no folder behind.
+    method = job.adapt(cache=out / PREPARED, processes=leader.processes)
     provenance = Provenance.collect(
         weights=weights,
         data=job.stream.fingerprint(),
@@ -166,7 +186,7 @@ def _run_job(
     folder = RunFolder.create(place, job.spec.stored(), provenance)
     job.stream.write_artifacts(place / "data")
     job.keep_prepared(method, place)
-    return _loop(job, folder, method, every, console, quiet, finish, listener)
+    return _loop(job, folder, every, console, quiet, leader, finish, method, listener)
 
 
 def _weights(job: Job) -> str:
@@ -194,15 +214,20 @@ def _say(console: Console, text: str) -> None:
 def _loop(
     job: Job,
     folder: RunFolder,
-    method: Method,
     every: int,
     console: Console,
     quiet: bool,
+    leader: Leader,
     finish: Finish | None = None,
+    method: Method | None = None,
     listener: Listener | None = None,
 ) -> RunFolder:
     """All batches that are still to come."""
-    start = folder.resume_point()
+    if method is None:
+        leader.begin(job)
+        method = job.adapt(folder.path, processes=leader.processes)
+    job = widened(job, leader.processes)
+    start = same_start(leader.processes, folder.resume_point())
     if start.state is not None:
         method.import_state(start.state)
     stream, title = job.stream, f"{job.spec.label} {job.spec.stream} {job.spec.seed}"
@@ -234,7 +259,7 @@ def _loop(
             folder.append(record)
             progress.show(record)
             listener.batch(record)
-            if stop.is_set():
+            if leader.processes.any(stop.is_set()):
                 folder.checkpoint(method.export_state())
                 listener.saved(folder)
                 raise Interrupted(
@@ -248,6 +273,7 @@ def _loop(
             finish(method, stream, folder)
         write_diagnostics(folder, method.diagnose())
         folder.complete(summarise(folder.records(), names=stream.class_names))
+    leader.end()
     folder.state_path.unlink(missing_ok=True)  # large, and of no use to a finished run
     return folder
 
@@ -268,6 +294,24 @@ def _free(path: Path) -> Path:
         place = path.with_name(f"{path.name}-{number}")
         number += 1
     return place
+
+
+def together(
+    work: Callable[[Leader], list[RunFolder]], device: str | None = None
+) -> list[RunFolder]:
+    """Do runs with all processes that torchrun started: the first does the work, the others help.
+
+    Args:
+        work: does the runs, and passes the leader on to them.
+        device: as the runs are told, where that is known.
+    """
+    with started_processes(device) as processes:
+        if processes.rank == 0:
+            with Leader(processes) as leader:
+                return work(leader)
+        with _gently() as stop:
+            follow(processes, stop.is_set, as_asked)
+        return []
 
 
 @contextmanager

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, PrivateAttr, field_validator, model_validator
 
 from ostinato.config import Config, Seed
 from ostinato.errors import ConfigError
+from ostinato.methods.choosing import choose_method, is_own, owner_of
+from ostinato.methods.contract import MethodConfig
 from ostinato.models import Normalize
 from ostinato.models.dense import check_scales, check_windows
 from ostinato.ops.precision import Precision
-from ostinato.own import METHOD_OF, OURS, choose_method
 from ostinato.text import DEEPEST, parse_yaml
 
 SEEDS = (2025, 2026, 2027)
@@ -95,9 +96,9 @@ class Spec(Config):
         given, preset = values.get("method"), values.get("preset")
         if not all(value is None or isinstance(value, str) for value in (given, preset)):
             return values
-        if given is None and preset is not None and preset not in METHOD_OF:
+        if given is None and preset is not None and owner_of(preset) is None:
             return values
-        if given is not None and (preset is None or given not in OURS):
+        if given is not None and (preset is None or not is_own(given)):
             return values
         method, preset = choose_method(given, preset, values.get("statistics") is not None)
         return {**values, "method": method, "preset": preset}
@@ -165,6 +166,42 @@ class Spec(Config):
         could name them.
         """
         return {**self.model_dump(mode="json", exclude=VIEWS), **self.views}
+
+
+class CheckedSpec(Spec):
+    """A spec whose names and settings were looked up, and what they came to.
+
+    Whatever takes a spec takes one of these, and does not look anything up again; other seeds and
+    another device leave it checked. `running.job.check` makes it.
+    """
+
+    _config: MethodConfig = PrivateAttr()
+
+    @classmethod
+    def of(cls, spec: Spec, config: MethodConfig) -> CheckedSpec:
+        """A spec together with the method's settings that it asks for."""
+        made = cls.model_construct(spec.model_fields_set, **dict(spec))
+        made._config = config
+        return made
+
+    @property
+    def config(self) -> MethodConfig:
+        """The method's settings, for the first seed."""
+        return self._config
+
+    def replace(self, **changes: Any) -> Self:
+        """A copy: still checked if seeds and device alone are changed, else a plain spec."""
+        plain = Spec.parse({**self.model_dump(), **changes})
+        if not set(changes) <= {"seeds", "device"}:
+            return plain  # type: ignore[return-value]
+        config = self.config
+        if plain.seed != self.seed:
+            config = config.replace(seed=plain.seed)
+        return type(self).of(plain, config)  # type: ignore[return-value]
+
+    def without(self, **unused: None) -> CheckedSpec:
+        """A copy that leaves out help which the method does not need, checked still."""
+        return self.of(Spec.parse({**self.model_dump(), **unused}), self.config)
 
 
 def split_label(text: str) -> tuple[str, str | None]:

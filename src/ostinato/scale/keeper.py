@@ -123,6 +123,7 @@ class Keeper:
                 if row[0] is None or (shard, claims.get(row[0])) == held.get(row[0])
             ]
             self.writer.write_rows(connection, good)
+            self.writer.write_log(good)
             return len(rows) - len(good)
 
         refused = self._change(work)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sqlite3
 import tempfile
-import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -38,7 +37,6 @@ class RemoteStore(Store):
         self.folder = Path(self._kept.name)
         self.epoch, self._mine_at_first = ask("begin", shard)
         self.claims = {row.id: self.epoch for row in self._mine_at_first}
-        self._local, self._open, self._lock = threading.local(), [], None
 
     def take(self) -> None:
         """The keeper has taken it."""

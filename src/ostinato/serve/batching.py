@@ -103,6 +103,10 @@ class Batcher:
         """Begin."""
         self._thread.start()
 
+    def alive(self) -> bool:
+        """Whether the thread works."""
+        return self._thread.is_alive()
+
     def stop(self) -> None:
         """Answer what waits, and end."""
         with self._ready:

@@ -6,6 +6,7 @@ reads a stream's published version and never waits for learning or for the disk.
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
@@ -28,11 +29,14 @@ from ostinato.serve.loading import Served, method_config
 from ostinato.serve.metrics import Metrics
 from ostinato.serve.settings import Settings, check_name
 from ostinato.serve.snapshots import sweep, whole_states
-from ostinato.serve.store import SnapshotRow, Store, StreamRow
+from ostinato.serve.store import SnapshotRow, StorageError, Store, StreamRow
 from ostinato.serve.stream import Entry, Stream
 from ostinato.serve.watch import UNDONE
 from ostinato.serve.writer import SnapshotJob, Writer
 
+EARLY = 0.5
+"""Share of the seconds that may be lost after which a state is written: updates and disks take
+their time, and what is older than all of the seconds must be there."""
 AGAIN = 5.0
 """Seconds after which a snapshot that failed is tried again."""
 
@@ -51,8 +55,7 @@ class Fleet:
     Args:
         settings: of the server.
         served: the model.
-        store: the index; the one in the settings' folder unless given.
-        writer: what writes to it.
+        store, writer: the index and what writes to it; of the settings' folder unless given.
     """
 
     def __init__(
@@ -101,6 +104,7 @@ class Fleet:
         self._starts: dict[str, State] = {}
         self._lock = threading.RLock()
         self._retry: dict[int, float] = {}
+        self._unrecorded: str | None = None
 
     # Beginning and end.
 
@@ -272,36 +276,48 @@ class Fleet:
             self.snapshot(stream)
 
     def _keep_input(self, stream: Stream, entry: Entry) -> None:
+        """Keep what was learned from; a part that a kill or a full disk left is written anew."""
         place = self.store.place(stream.id) / "inputs"
-        path = place / f"{entry.digest}.npy"
+        path, content = place / f"{entry.digest}.npy", io.BytesIO()
+        np.save(content, entry.levels.numpy(), allow_pickle=False)
         try:
             place.mkdir(parents=True, exist_ok=True, mode=0o700)
-            if not path.exists():
-                np.save(path, entry.levels.numpy(), allow_pickle=False)
+            if not path.exists() or path.stat().st_size != content.tell():
+                path.write_bytes(content.getvalue())
+            self._unrecorded = None
         except OSError as error:
-            self.writer.trouble = f"inputs cannot be recorded ({error})"
+            self._unrecorded = f"inputs cannot be recorded ({error})"
 
     def _failed(self, stream: Stream, error: Exception) -> None:
         """Learning broke off: back to the newest whole state, or to the source."""
         self.writer.event(stream.id, "failed", why=f"{type(error).__name__}: {error}"[:300])
         stream.rollbacks += 1
+        try:
+            version = self._go_back(stream)
+        except StorageError:  # not even the index can be read
+            version = None
+        if version is None:
+            stream.method.reset()
+            stream.begin()
+        self.began(stream, version, "learning failed")
+
+    def _go_back(self, stream: Stream) -> str | None:
+        """Become the newest whole state on disk; its version, or None where there is none."""
         for row, state, header, _ in whole_states(self.store, stream.id):
             if state is not None:
                 try:
                     stream.adopt(state, header["stream"])
                 except StateError:
                     continue
-                self.began(stream, row.version, "learning failed")
-                return
-        stream.method.reset()
-        stream.begin()
-        self.began(stream, None, "learning failed")
+                return row.version
+        return None
 
-    def _tick(self) -> None:
-        now = time.monotonic()
+    def _tick(self, learning: Stream | None) -> None:
+        """Write what is due; the stream that is learning is not in one piece at this moment."""
+        now, most = time.monotonic(), EARLY * self.settings.snapshots.seconds
         for stream in list(self.streams.values()):
-            due = stream.dirty and now - stream.changed >= self.settings.snapshots.seconds
-            if due or stream.dirty >= self.settings.snapshots.updates:
+            due = stream.dirty and now - stream.changed >= most
+            if stream is not learning and (due or stream.dirty >= self.settings.snapshots.updates):
                 self.snapshot(stream)
 
     def snapshot(self, stream: Stream, name: str | None = None) -> Future[SnapshotRow] | None:
@@ -327,4 +343,8 @@ class Fleet:
 
     def storage(self) -> str:
         """'whole', or what is wrong with the data folder."""
-        return self.writer.trouble or "whole"
+        return self.writer.trouble or self._unrecorded or "whole"
+
+    def alive(self) -> bool:
+        """Whether the threads that answer, learn and write all work."""
+        return self.batcher.alive() and self.learner.alive() and self.writer.alive()

@@ -7,6 +7,7 @@ ask for comes first.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import deque
@@ -35,7 +36,7 @@ class Learner:
         busy: whether requests wait for an answer.
         learned: called after every request that was learned from.
         failed: called where learning raised; the stream's state may be half changed.
-        tick: called now and then.
+        tick: called now and then, also while a stream learns; that one is named.
         threads: of its forwards.
         device: of the model.
     """
@@ -47,7 +48,7 @@ class Learner:
         busy: Callable[[], bool],
         learned: Callable[[Stream, Entry, tuple[str, ...], float], None],
         failed: Callable[[Stream, Exception], None],
-        tick: Callable[[], None],
+        tick: Callable[[Stream | None], None],
         threads: int,
         device: torch.device,
     ) -> None:
@@ -58,13 +59,18 @@ class Learner:
         self._streams: dict[Stream, None] = {}  # in the order they came
         self._ready = threading.Condition()
         self._stopping = False
-        self.seconds = 0.0
+        self.seconds = self._ticked = 0.0
+        self._teaching: Stream | None = None
         self.lane = make_lane(device, first=False)
         self._thread = threading.Thread(target=self._work, name="ostinato-learner", daemon=True)
 
     def start(self) -> None:
         """Begin."""
         self._thread.start()
+
+    def alive(self) -> bool:
+        """Whether the thread works."""
+        return self._thread.is_alive()
 
     def stop(self) -> None:
         """Finish what is being learned, and end."""
@@ -98,7 +104,6 @@ class Learner:
             self._go()
 
     def _go(self) -> None:
-        ticked = time.monotonic()
         while True:
             with self._ready:
                 if not (self._commands or self._streams or self._stopping):
@@ -109,27 +114,30 @@ class Learner:
                 stream = None if command else next(iter(self._streams), None)
                 if stream is not None:
                     del self._streams[stream]
-            if command is not None:
-                _run(*command)
-            elif stream is not None:
-                self._since = time.perf_counter()
-                self.give_way()
-                self._teach(stream)
-            if time.monotonic() - ticked >= TICK:
-                self._tick()
-                ticked = time.monotonic()
+            try:
+                if command is not None:
+                    _run(*command)
+                elif stream is not None:
+                    self._since = time.perf_counter()
+                    self.give_way()
+                    self._teach(stream)
+            except Exception:  # one stream's trouble must not end learning for all
+                logging.getLogger("ostinato.serve").exception("the learner goes on")
+            self._look()
         for work, done in self._commands:
             _run(work, done)
 
     def _teach(self, stream: Stream) -> None:
         """One request of a stream, which then goes to the end of the line."""
         started = self._since = time.perf_counter()
+        self._teaching = stream
         try:
             found = stream.learn()
         except Exception as error:  # whatever linear algebra makes of hostile images
             self._failed(stream, error)
             return
         finally:
+            self._teaching = None
             self.budget.work(time.perf_counter() - self._since)
         spent = time.perf_counter() - started
         self.seconds += spent
@@ -140,7 +148,11 @@ class Learner:
 
     def give_way(self, *_: object) -> None:
         """While requests wait, let them go first; called by whoever computes, at any time."""
-        if threading.current_thread() is not self._thread or not self.busy():
+        if threading.current_thread() is not self._thread:
+            return
+        if self.lane is None:  # a GPU may be recording what is computed here
+            self._look()
+        if not self.busy():
             return
         now = time.perf_counter()
         self.budget.work(now - self._since)
@@ -148,6 +160,16 @@ class Learner:
             time.sleep(PAUSE)
             self.budget.wait(PAUSE)
         self._since = time.perf_counter()
+
+    def _look(self) -> None:
+        """See what has to be written; an update that takes long must not keep other streams."""
+        if time.monotonic() - self._ticked < TICK:
+            return
+        self._ticked = time.monotonic()
+        try:
+            self._tick(self._teaching)
+        except Exception:
+            logging.getLogger("ostinato.serve").exception("the learner goes on")
 
 
 def _run(work: Callable[[], object], done: Future[object]) -> None:

@@ -92,7 +92,7 @@ class Metrics(Collector):
         for name, text, value in (
             ("streams", "Streams there are", len(fleet.streams)),
             ("waiting_images", "Images that wait for an answer", fleet.batcher.waiting),
-            ("storage_ok", "Whether the data folder can be written", not fleet.writer.trouble),
+            ("storage_ok", "Whether the data folder can be written", fleet.storage() == "whole"),
         ):
             yield GaugeMetricFamily(f"ostinato_{name}", text, value=float(value))
         for name, text, total in (

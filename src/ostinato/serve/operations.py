@@ -210,6 +210,6 @@ class Operations:
                     raise StateError(f"Answers under domain {domain} would not be finite.")
 
     def _incoming(self) -> Path:
-        folder = self.fleet.store.folder / "incoming"
+        folder = self.fleet.store.incoming
         folder.mkdir(mode=0o700, exist_ok=True)
         return folder / f"{secrets.token_hex(8)}.safetensors"

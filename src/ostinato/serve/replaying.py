@@ -7,6 +7,7 @@ the server kept what it learned from (`record`), any state follows from that alo
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from ostinato.errors import StateError
 from ostinato.methods._ostinato_streams import StreamMethod
 from ostinato.ops.snapshot import State, load_state
 from ostinato.serve.loading import Served, method_config
+from ostinato.serve.pixels import digest
 from ostinato.serve.settings import Settings
 from ostinato.serve.store import Store
 
@@ -108,14 +110,25 @@ class Replay:
     def _apply(self, kind: str, what: Any) -> None:
         if kind == "learn":
             path = self.inputs / f"{what}.npy"
-            if not path.is_file():
-                raise StateError(f"The images {what} were not kept: serve with --record.")
-            self.method.take(torch.from_numpy(np.load(path, allow_pickle=False)))
+            self.method.take(_kept_images(path, what))
         elif kind == "reset":
             self.method.forget(int(what["domain"]))
         else:
             held = self.method.held
             (held.add if what["frozen"] else held.discard)(int(what["domain"]))
+
+
+def _kept_images(path: Path, wanted: str) -> torch.Tensor:
+    if not path.is_file():
+        raise StateError(f"The images {wanted} were not kept: serve with --record.")
+    try:
+        levels = torch.from_numpy(np.load(path, allow_pickle=False))
+        whole = digest(levels) == wanted
+    except (ValueError, EOFError, OSError, TypeError):
+        whole = False
+    if not whole:
+        raise StateError(f"{path} does not hold the images {wanted}: it was cut or changed.")
+    return levels
 
 
 def verify(store: Store, settings: Settings, served: Served, name: str) -> list[tuple[str, bool]]:

@@ -49,10 +49,11 @@ def icon() -> Response:
     return _file("icon.svg")
 
 
-@router.get("/healthz")
-def healthz() -> dict[str, str]:
-    """Whether the server is alive."""
-    return {"status": "alive"}
+@router.get("/healthz", responses={503: {"description": "a part of it has died: restart it"}})
+def healthz(fleet: Fleeted) -> JSONResponse:
+    """Whether the server is alive, with all the threads that it needs."""
+    dead = fleet.ready and not fleet.alive()
+    return JSONResponse({"status": "dead" if dead else "alive"}, 503 if dead else 200)
 
 
 @router.get("/readyz", responses={503: {"description": "not yet, or no longer"}})

@@ -26,6 +26,7 @@ from ostinato.serve.record import Recorded, check_digest
 from ostinato.serve.schema import Prediction
 from ostinato.serve.sequences import LARGEST
 from ostinato.serve.settings import check_name
+from ostinato.serve.store import StorageError
 from ostinato.serve.stream import Stream
 
 router = APIRouter(prefix="/v1", tags=["predict"])
@@ -143,7 +144,7 @@ async def _numbered(fleet: Fleet, job: Job, top: int, source: bool) -> Response:
         found = await asyncio.wrap_future(_shared(recorded))
         return _json(Prediction.model_validate(found | {"repeated": True}))
     try:
-        kept = await asyncio.to_thread(fleet.store.answer, stream.id, sequence)
+        kept = await asyncio.to_thread(_on_disk, fleet, stream, sequence)
         if kept is not None:
             check_digest(sequence, kept[0], job.digest)
             recorded.body.set_result(kept[1])
@@ -156,6 +157,14 @@ async def _numbered(fleet: Fleet, job: Job, top: int, source: bool) -> Response:
         stream.record.release(sequence, error if isinstance(error, Exception) else Busy("", 1.0))
         raise
     return _kept(fleet, stream, recorded, job, prediction)
+
+
+def _on_disk(fleet: Fleet, stream: Stream, sequence: int) -> tuple[str, dict[str, Any]] | None:
+    """What was answered before; while the index cannot be read, the images are answered anew."""
+    try:
+        return fleet.store.answer(stream.id, sequence)
+    except StorageError:
+        return None
 
 
 def _kept(

@@ -91,7 +91,7 @@ class Snapshots(Config):
     """
 
     updates: int = Field(500, ge=1, description="learned requests after which a state is written")
-    seconds: float = Field(60.0, gt=0, description="seconds after which a changed one is written")
+    seconds: float = Field(60.0, gt=0, description="what is older than this is never lost")
     keep: int = Field(3, ge=1, description="latest ones kept of every stream")
     images: bool = Field(True, description="with the latest images, so as to go on to the bit")
 

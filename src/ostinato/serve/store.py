@@ -12,6 +12,7 @@ import shutil
 import sqlite3
 import threading
 import time
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -80,6 +81,16 @@ class SnapshotRow:
 SNAPSHOT = "id, file, name, version, learned, domains, bytes, made"
 
 
+class _Mine:
+    """A thread's own connection, closed when the thread ends: threads of requests come and go."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self.connection = connection
+
+    def __del__(self) -> None:
+        self.connection.close()
+
+
 class Store:
     """The index in a folder.
 
@@ -97,7 +108,8 @@ class Store:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._local = threading.local()
-        self._open: list[sqlite3.Connection] = []
+        self._open: weakref.WeakSet[_Mine] = weakref.WeakSet()
+        self._opening = threading.Lock()
         with self.changing() as connection:
             connection.executescript(TABLES)
         self._lock: int | None = None
@@ -118,9 +130,10 @@ class Store:
 
     def close(self) -> None:
         """Let go of the folder."""
-        for connection in self._open:
-            connection.close()
-        self._open = []
+        with self._opening:
+            for mine in self._open:
+                mine.connection.close()
+            self._open.clear()
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
@@ -135,21 +148,31 @@ class Store:
 
         return load_state(self.place(stream) / file)
 
+    @property
+    def incoming(self) -> Path:
+        """The folder of states on their way in or out; what a kill leaves there is nobody's."""
+        return self.folder / "incoming"
+
     def connect(self) -> sqlite3.Connection:
-        """A new connection."""
+        """A new connection, which the caller closes."""
         path = self.folder / DATABASE
         connection = sqlite3.connect(path, timeout=10.0, check_same_thread=False)
-        connection.execute("PRAGMA journal_mode=WAL")
-        connection.execute("PRAGMA synchronous=NORMAL")
-        connection.execute("PRAGMA busy_timeout=10000")
-        self._open.append(connection)
+        try:
+            connection.execute("PRAGMA journal_mode=WAL")
+            connection.execute("PRAGMA synchronous=NORMAL")
+            connection.execute("PRAGMA busy_timeout=10000")
+        except BaseException:
+            connection.close()
+            raise
         return connection
 
     def _mine(self) -> sqlite3.Connection:
-        known: sqlite3.Connection | None = getattr(self._local, "connection", None)
+        known: _Mine | None = getattr(self._local, "mine", None)
         if known is None:
-            known = self._local.connection = self.connect()
-        return known
+            known = self._local.mine = _Mine(self.connect())
+            with self._opening:
+                self._open.add(known)
+        return known.connection
 
     @contextmanager
     def changing(self) -> Iterator[sqlite3.Connection]:
@@ -161,7 +184,7 @@ class Store:
         except sqlite3.IntegrityError:
             raise
         except (sqlite3.Error, OSError) as error:
-            self._local.connection = None
+            self._local.mine = None
             raise StorageError(f"The data folder cannot be written ({error}).") from error
 
     def rows(self, query: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
@@ -169,7 +192,7 @@ class Store:
         try:
             return list(self._mine().execute(query, values))
         except sqlite3.Error as error:
-            self._local.connection = None
+            self._local.mine = None
             raise StorageError(f"The data folder cannot be read ({error}).") from error
 
     # Streams.
@@ -202,7 +225,8 @@ class Store:
             connection.execute("DELETE FROM streams WHERE id = ?", (stream,))
 
     def remove_orphans(self) -> None:
-        """Forget what was still written of streams after they were removed."""
+        """Forget what was still written of streams after they were removed, or half taken in."""
+        shutil.rmtree(self.incoming, ignore_errors=True)
         known = {row.id for row in self.streams()}
         with self.changing() as connection:
             for table in ("snapshots", "answers", "events"):

@@ -32,6 +32,21 @@ PRUNE = 2000
 """Rows after which old ones are removed."""
 
 
+def append_whole(log: str, lines: bytes) -> None:
+    """Add lines to a file, all of them or none; "-" is standard output."""
+    if log == "-":
+        print(lines.decode(), end="", flush=True)
+        return
+    with Path(log).open("ab", buffering=0) as file:
+        start, rest = file.tell(), memoryview(lines)
+        try:
+            while rest:
+                rest = rest[file.write(rest) :]
+        except OSError:
+            file.truncate(start)  # no half line for the next one to be joined to
+            raise
+
+
 @dataclass
 class SnapshotJob:
     """A state to be written; `done` tells its row."""
@@ -69,6 +84,7 @@ class Writer:
         self.dropped = 0
         self._rows: deque[Row] = deque()
         self._jobs: deque[SnapshotJob] = deque()
+        self._lines: deque[bytes] = deque(maxlen=PENDING)  # for the log
         self._ready = threading.Condition()
         self._stopping = self._idle = False
         self._unpruned: dict[int, int] = {}
@@ -77,6 +93,10 @@ class Writer:
     def start(self) -> None:
         """Begin."""
         self._thread.start()
+
+    def alive(self) -> bool:
+        """Whether the thread works."""
+        return self._thread.is_alive()
 
     def stop(self) -> None:
         """Write what is left, and end; what cannot be written is given up."""
@@ -141,7 +161,7 @@ class Writer:
         while True:
             with self._ready:
                 self._idle = True
-                while not (self._rows or self._jobs or self._stopping):
+                while not (self._rows or self._jobs or self._lines or self._stopping):
                     self._ready.wait()
                 self._idle = False
                 if self._stopping and not (self._rows or self._jobs):
@@ -152,11 +172,15 @@ class Writer:
                 connection = connection or self.store.connect()
                 if rows:
                     self.write_rows(connection, rows)
+                    self._lines.extend(self._told(rows))
                     rows = []
                 if job is not None:
                     self.write_job(connection, job)
+                self._write_lines()
                 self.trouble = None
             except (sqlite3.Error, OSError, StateError) as error:
+                if connection is not None:
+                    connection.close()
                 connection = None
                 self._give_back(rows, job, error)
         if connection is not None:
@@ -176,20 +200,29 @@ class Writer:
                 answers,
             )
             self._prune(connection, [row[0] for _, row in rows if row[0] is not None])
-        self._log(events)
 
-    def _log(self, events: list[tuple[Any, ...]]) -> None:
-        if self.log is None or not events:
-            return
-        lines = "".join(
-            json.dumps({"at": at, "stream": stream, "kind": kind, **json.loads(body)}) + "\n"
-            for stream, at, kind, body in events
-        )
-        if self.log == "-":
-            print(lines, end="", flush=True)
-            return
-        with Path(self.log).open("a") as file:
-            file.write(lines)
+    def _told(self, rows: list[Row]) -> list[bytes]:
+        """Events as lines of the log."""
+        if self.log is None:
+            return []
+        return [
+            json.dumps(
+                {"at": row[1], "stream": row[0], "kind": row[2], **json.loads(row[3])}
+            ).encode()
+            + b"\n"
+            for table, row in rows
+            if table == "events"
+        ]
+
+    def write_log(self, rows: list[Row]) -> None:
+        """Write events to the log; what cannot be written now comes with the next ones."""
+        self._lines.extend(self._told(rows))
+        self._write_lines()
+
+    def _write_lines(self) -> None:
+        if self._lines and self.log is not None:
+            append_whole(self.log, b"".join(self._lines))
+            self._lines.clear()
 
     def _prune(self, connection: sqlite3.Connection, streams: list[int]) -> None:
         for stream in streams:
@@ -222,10 +255,13 @@ class Writer:
     def _give_back(self, rows: list[Row], job: SnapshotJob | None, error: Exception) -> None:
         """Say what is wrong and try again later; a failed snapshot is made anew by its stream."""
         self.trouble = f"{type(error).__name__}: {error}"[:200]
+        if job is not None and not job.done.done():  # its turn did not even come
+            job.done.set_exception(error)
         with self._ready:
             if self._stopping:
                 self.dropped += len(rows) + len(self._rows)
                 self._rows.clear()
+                self._lines.clear()
                 return
             self._rows.extendleft(reversed(rows))
             self._ready.wait(RETRY)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -136,7 +137,6 @@ def ours(setting: Setting, preset: str, *, settled: bool = True) -> Method:
     )
     adapted = adapt(
         model,
-        "ostinato",
         preset=preset,
         statistics=statistics,
         normalize=setting.normalize,
@@ -180,6 +180,8 @@ def crowd(adapted: Any, domains: int) -> None:
             setattr(router, name, torch.cat([known, added]))
         copied = type(bank.domains[last])(**vars(bank.domains[last]))
         copied.recent, copied.arrived, copied.waiting, copied.published = [], [], 0, None
+        copied.branches = copy.copy(copied.branches)
+        copied.move("cpu")  # as those not used lately are
         bank.domains[number] = copied
     router._view = None
     adapted._republish()

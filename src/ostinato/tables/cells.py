@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from ostinato.scoring.forgetting import gain
 from ostinato.scoring.summary import Summary
 from ostinato.tables._printed_rows import INPUTS
-from ostinato.tables.printed import printed
+from ostinato.tables.printed import PrintedTable
 from ostinato.tables.printed_row import Row
 from ostinato.tables.render import ClassBlock, TableRow, Value
 from ostinato.tables.table import Measure, Table
@@ -80,11 +80,11 @@ def _over_seeds(numbers: Sequence[float]) -> Value:
     return Value(value=stats.mean(numbers), spread=spread)
 
 
-def printed_row(table: Table, row: Row) -> TableRow:
+def printed_row(table: Table, source: PrintedTable, row: Row) -> TableRow:
     """A row of the paper, in the columns of the measured table."""
     known = {}
-    for place, printed_cell in zip(printed(table.name).columns, row.cells, strict=True):
-        known[place.heading, str(place.kind), place.round] = printed_cell
+    for heading, printed_cell in zip(source.columns, row.cells, strict=True):
+        known[heading.heading, str(heading.kind), heading.round] = printed_cell
     values = []
     for column in table.columns:
         cell = known.get((column.heading, column.kind, column.round))
@@ -93,8 +93,8 @@ def printed_row(table: Table, row: Row) -> TableRow:
             if cell is None or not cell.text
             else Value(value=cell.value, text=cell.text, note=cell.note)
         )
-    source = "elsewhere" if row.origin == "elsewhere" else "the paper"
-    note = row.note if row.origin == "paper" else f"Printed {source}. {row.note}".strip()
+    place = "elsewhere" if row.origin == "elsewhere" else "the paper"
+    note = row.note if row.origin == "paper" else f"Printed {place}. {row.note}".strip()
     facts = {"Help": ", ".join(row.needs), "Predicts": row.predicts}
     if table.name not in ("acdc", "cifar100-c"):
         facts |= {"Model": "vit_base_patch16_224", "Input": INPUTS[row.protocol]}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -14,35 +14,33 @@ from ostinato.methods.contract import resolve_config
 from ostinato.models.loading import load_model
 from ostinato.registry import METHODS
 from ostinato.tables.naming import weights_name
+from ostinato.tables.plan import Plan, plan_table
 from ostinato.tables.render import TableRow, Value
+from ostinato.tables.request import Request
 from ostinato.tables.table import Table, Variant
-
-if TYPE_CHECKING:
-    from ostinato.tables.request import Request
 
 DOMAINS = 7
 """The paper's K on ImageNet-C."""
 
 
-def parameter_rows(table: Table, request: Request) -> tuple[list[TableRow], list[str]]:
+def parameter_rows(table: Table, request: Request) -> tuple[Plan, list[TableRow]]:
     """One row a method. Sizes do not depend on values, so full scale takes random weights."""
-    from ostinato.tables.assemble import choose, spec_of
-
     if request.scale == "full":
         changes = {"weights": "random", **(request.changes or {})}
         request = replace(request, changes=changes)
     rows = []
-    variants, skipped = choose(table, request)
-    for variant in variants:
-        spec = spec_of(table, table.parts[0], variant, request).replace(device="cpu")
+    plan = plan_table(table, request)
+    failed: dict[str, OstinatoError] = {}
+    for row in plan.rows:
+        spec = row.specs[table.parts[0].name].replace(device="cpu")
         try:
-            method = _build(variant, load_model(spec))
+            method = _build(row.variant, load_model(spec))
         except (OstinatoError, RuntimeError) as error:
-            skipped.append(f"Left out: {variant.label} ({error}).")
+            failed[row.label] = OstinatoError(str(error))
             continue
         facts = {"Model": spec.model.partition(".")[0], "Weights": weights_name(spec)}
-        rows.append(_row(variant, method, facts))
-    return rows, skipped
+        rows.append(_row(row.variant, method, facts))
+    return plan.leave_out(failed), rows
 
 
 def _row(variant: Variant, method: Method, facts: dict[str, str]) -> TableRow:

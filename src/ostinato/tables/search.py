@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ from ostinato.errors import ConfigError
 from ostinato.ops.files import write_atomically
 from ostinato.registry import METHODS, TABLES
 from ostinato.running.run_files import make_folder
-from ostinato.tables.assemble import Found, at_factor, choose, facts_of, label_of, run_all
+from ostinato.tables.assemble import Found, facts_of, run_all
+from ostinato.tables.plan import Plan, at_factor, label_of, plan_rows, plan_table
 from ostinato.tables.printed import printed
 from ostinato.tables.render import Heading, TableResult, TableRow, Value
 from ostinato.tables.request import Request
@@ -47,23 +49,32 @@ def search(
         raise ConfigError(f"{name} compares variants of one method: search a table of methods.")
     if len(set(factors)) < 2 or min(factors) <= 0:
         raise ConfigError("A search needs two or more different factors above 0.")
-    variants, skipped = choose(table, request)
-    shown = _columns(factors, variants)
-    trials = {v.label: _trials(v, factors) for v in variants}
-    everything = [trial for some in trials.values() for trial in some]
-    found, failed = run_all(table, everything, request, console or Console(stderr=True))
+    usual = plan_table(table, request)
+    shown = _columns(factors, usual.variants)
+    trials = {v.label: _trials(v, factors) for v in usual.variants}
+    plan = _with_trials(usual, [trial for some in trials.values() for trial in some])
+    found, failed = run_all(plan, console or Console(stderr=True))
+    skipped = list(plan.skipped)
     skipped += [f"Left out: {label} ({error})." for label, error in failed.items()]
     chosen: dict[str, float] = {}
     rows = []
-    for variant in variants:
+    for variant in usual.variants:
         done = [t for t in trials[variant.label] if _is_whole(t, found, table)]
         if not done:
             continue
         best = _best(done, found, table)
         if len(done) > 1:
             chosen[label_of(variant)] = best.factor
-        rows.append(_row(table, variant, done, best, shown, found, request))
+        rows.append(_row(plan, variant, done, best, shown, found))
     return _result(table, request, rows, shown, skipped), chosen
+
+
+def _with_trials(usual: Plan, trials: Sequence[Variant]) -> Plan:
+    """A plan of all trials, in which a row at its own rate is the usual one."""
+    other = plan_rows(usual.table, [t for t in trials if t.factor != 1], usual.request)
+    known = {row.label: row for row in (*usual.rows, *other.rows)}
+    rows = tuple(known[trial.label] for trial in trials if trial.label in known)
+    return replace(usual, rows=rows, skipped=(*usual.skipped, *other.skipped))
 
 
 def _columns(factors: Sequence[float], variants: Sequence[Variant]) -> Sequence[float]:
@@ -111,14 +122,15 @@ def _cells(trial: Variant, found: Found, table: Table) -> list[float]:
 
 
 def _row(
-    table: Table,
+    plan: Plan,
     variant: Variant,
     trials: Sequence[Variant],
     best: Variant,
     factors: Sequence[float],
     found: Found,
-    request: Request,
 ) -> TableRow:
+    table = plan.table
+    planned = {row.label: row for row in plan.rows}
     by_factor = {trial.factor: abs(_score(trial, found, table)) for trial in trials}
     cells = [Value(value=by_factor.get(factor)) for factor in factors]
     learns = len(trials) > 1
@@ -128,7 +140,7 @@ def _row(
         label=variant.label,
         origin="measured",
         values=(*cells, picked, holds),
-        facts=facts_of(table, best, request, found),  # the row itself need not have run
+        facts=facts_of(plan, planned[best.label], found),  # the row itself need not have run
     )
 
 

@@ -68,6 +68,7 @@ class Table:
         reference: the row that gains or differences are taken to.
         notes: below the table; `small_notes` at small scale alone.
         methods: the usual rows, where they are not those of the paper's other tables.
+        variant_presets: what fixed rows without a preset run under at either scale.
     """
 
     name: str
@@ -80,3 +81,6 @@ class Table:
     notes: tuple[str, ...] = ()
     small_notes: tuple[str, ...] = (STAND_IN_NOTE,)
     methods: tuple[str, ...] = ()
+    variant_presets: Mapping[Scale, str] = field(
+        default_factory=lambda: {"full": "paper", "small": "source-free"}
+    )

@@ -50,6 +50,7 @@ class Deyo(Method):
 
     name = "deyo"
     Config = DeyoConfig
+    wide = True
     info = MethodInfo(
         title="DeYO",
         paper="Lee et al., ICLR 2024",

@@ -54,8 +54,13 @@ class DualExpert(Method):
             "distance is a mean over dimensions; kappa is relative to ln C; 'source-free' adds a "
             "sampling correction, domains founded on 25 images and a collapse guard"
         ),
+        own=True,
+        annealed=frozenset({"paper"}),
+        colours={"paper": 3, "source-free": 2},
+        draws=frozenset({"attention"}),
     )
     presets = PRESETS
+    default_preset = "source-free"
 
     @classmethod
     def needs(cls, config: MethodConfig) -> frozenset[Need]:

@@ -56,6 +56,7 @@ class Eata(Method):
 
     name = "eata"
     Config = EataConfig
+    wide = True
     info = MethodInfo(
         title="EATA",
         paper="Niu et al., ICML 2022",

@@ -39,6 +39,7 @@ class Lame(Method):
     name = "lame"
     rates = ()
     Config = LameConfig
+    wide = True
     info = MethodInfo(
         title="LAME",
         paper="Boudiaf et al., CVPR 2022",
