@@ -78,7 +78,7 @@ def main() -> None:
         finally:
             server.stop()
         report(callers, kills, moves, starts, seconds)
-        look(Path(place) / "data", [at for at, _ in kills], given.interval)
+        look(Path(place) / "data", kills, given.interval)
 
 
 def trouble(
@@ -124,32 +124,33 @@ def report(
           f"slowest {max(waits):.1f} s", flush=True)  # fmt: skip
 
 
-def look(folder: Path, kills: list[float], interval: float) -> None:
+def look(folder: Path, kills: list[tuple[float, int]], interval: float) -> None:
     """The epochs of every write, and what every start had lost."""
     store = Store(folder)
     total = collections.Counter[str]()
     oldest = 0.0
     for row in store.streams():
         events = store.events(row.id, most=10**9)
-        held, saved, pending = 0, 0, {}
+        held, owner, since, died = 0, -1, 0.0, 0.0
+        pending: dict[int, float] = {}
         for _, _, at, kind, body in events:
             if kind == "claimed":
                 total["claims"] += 1
                 total["epochs out of order"] += body["epoch"] <= held
-                held = body["epoch"]
+                # Its shard died by the first kill of it since it had the stream.
+                died = min((t for t, who in kills if who == owner and since < t < at), default=at)
+                held, owner, since = body["epoch"], body["shard"], at
             elif kind == "saved":
                 total["states"] += 1
                 total["states under another epoch"] += body["epoch"] != held
-                saved = body["learned"]
-                pending = {n: when for n, when in pending.items() if n > saved}
+                pending = {n: when for n, when in pending.items() if n > body["learned"]}
             elif kind == "learned":
                 total["updates"] += 1
                 pending[body["learned"]] = at
             elif kind == "began":
-                # What was learned and not written when its shard died, by the kill before now.
-                died = max((one for one in kills if one <= at), default=at)
                 ages = [died - when for when in pending.values() if when <= died]
                 oldest = max([oldest, *ages])
+                # An update may wait one interval until it is due, and then for the disk.
                 total["too old"] += any(age > 1.5 * interval + 1 for age in ages)
                 total["updates lost"] += len(pending)
                 pending = {}

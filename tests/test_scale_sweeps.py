@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -156,3 +158,29 @@ def test_a_table_on_a_cluster_that_loses_a_node_is_the_plain_one(more: list[str]
     for name in ("cluster", "one node killed"):
         assert f"{name}: 57 cells, 0 differ []; 3 of 3 rows record the same" in done.stdout
     assert "of them run again: 0" in done.stdout
+
+
+@needs_ray
+@pytest.mark.slow
+def test_ctrl_c_leaves_checkpoints_that_the_same_command_goes_on_from(tmp_path: Path) -> None:
+    command = "from ostinato.cli import main; main()"
+    words = "table imagenet-c --methods tent --seeds 1 --engine ray --set device=cpu batch_size=2"
+    started = subprocess.Popen(
+        [sys.executable, "-c", command, *words.split(), "data.limit=100", "--out", str(tmp_path)],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    while not any(p.read_bytes().count(b"\n") > 5 for p in tmp_path.glob("*/records.jsonl")):
+        if started.poll() is not None:
+            pytest.fail(started.communicate()[1])
+        time.sleep(0.05)
+    started.send_signal(signal.SIGINT)
+    said = started.communicate()[1]
+    assert started.returncode == 130
+    assert "The same command goes on from there" in said
+    (path,) = (file.parent for file in tmp_path.glob("*/spec.json"))
+    folder = RunFolder.open(path)
+    count = len(folder.records())
+    assert 5 < count < 750
+    assert folder.resume_point().next_index == count
+    assert not list(tmp_path.glob(".sweep-*"))
