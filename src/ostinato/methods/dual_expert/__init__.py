@@ -173,7 +173,7 @@ class DualExpert(Method):
         return Evidence(
             descriptors=self.discriminator.describe(three_colours(batch.pixels), features),
             confidence=partial(self._confidence, batch),
-            oracle=batch.oracle,
+            oracle=batch.oracle if isinstance(batch.oracle, str) else None,
             image_size=(int(batch.pixels.shape[-2]), int(batch.pixels.shape[-1])),
         )
 
