@@ -131,14 +131,16 @@ def look(folder: Path, kills: list[tuple[float, int]], interval: float) -> None:
     oldest = 0.0
     for row in store.streams():
         events = store.events(row.id, most=10**9)
-        held, owner, since, died = 0, -1, 0.0, 0.0
+        held, owner, since, died, waiting = 0, -1, 0.0, 0.0, False
         pending: dict[int, float] = {}
         for _, _, at, kind, body in events:
             if kind == "claimed":
                 total["claims"] += 1
                 total["epochs out of order"] += body["epoch"] <= held
-                # Its shard died by the first kill of it since it had the stream.
-                died = min((t for t, who in kills if who == owner and since < t < at), default=at)
+                if not waiting:  # else nobody had loaded it yet when it went on to another one
+                    # Its shard died by the first kill of it since it had the stream.
+                    mine = [t for t, who in kills if who == owner and since < t < at]
+                    died, waiting = min(mine, default=at), True
                 held, owner, since = body["epoch"], body["shard"], at
             elif kind == "saved":
                 total["states"] += 1
@@ -153,7 +155,7 @@ def look(folder: Path, kills: list[tuple[float, int]], interval: float) -> None:
                 # An update may wait one interval until it is due, and then for the disk.
                 total["too old"] += any(age > 1.5 * interval + 1 for age in ages)
                 total["updates lost"] += len(pending)
-                pending = {}
+                pending, waiting = {}, False
         learned = [body["learned"] for *_, kind, body in events if kind == "learned"]
         total["streams"] += 1
         total["learned at least once"] += bool(learned)

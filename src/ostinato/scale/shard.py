@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from ostinato.errors import StateError
 from ostinato.scale.calls import Call, Reply, answer
 from ostinato.scale.fence import Fenced
 from ostinato.scale.keeper import Full
@@ -95,20 +96,31 @@ class Shard:
         until = time.monotonic() + PATIENCE
         while stream.waiting and not stream.frozen and time.monotonic() < until:
             time.sleep(0.01)
-        written = self.fleet.learner.ask(lambda: self._written(name)).result(PATIENCE)
+        gone, written = False, None
+        while not gone:
+            gone, written = self.fleet.learner.ask(lambda: self._written(name)).result(PATIENCE)
+            if not gone and time.monotonic() > until:
+                raise StateError(f"The state of {name!r} cannot be written: it stays here.")
+            time.sleep(0.0 if gone else 0.1)
         if written is not None:
             written.result(PATIENCE)
         self.fleet.writer.flush(PATIENCE)
         return stream.version
 
-    def _written(self, name: str) -> Any:
-        """Between two updates: the last state, after which nothing here changes it."""
+    def _written(self, name: str) -> tuple[bool, Any]:
+        """Between two updates: the last state, after which nothing here changes it.
+
+        Returns whether the stream is let go, and what tells that its state is written. A state that
+        could not be written a moment ago has to wait its turn, and the stream with it.
+        """
         stream = self.fleet.streams[name]
         done = self.fleet.snapshot(stream) if stream.dirty else None
+        if stream.dirty:
+            return False, None
         stream.frozen = True
         stream.drop_waiting()
         del self.fleet.streams[name]
-        return done
+        return True, done
 
     def take(self, row: StreamRow, epoch: int) -> str:
         """Take a stream over, as its newest state has it."""
