@@ -26,6 +26,7 @@ from ostinato.registry import METHODS as REGISTERED
 
 METHODS = (
     "ostinato", "dual_expert", "tent", "cotta", "rotta", "sar", "t3a", "neo", "cola", "reservoir",
+    "dpcore", "kff", "eata", "roid",
 )  # fmt: skip
 LOOSE = ("latest", "recent", "pending")
 """Tensors that a state may have or not have: files without images have none."""

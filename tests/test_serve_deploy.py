@@ -5,15 +5,20 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import signal
 import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import yaml
 
 from ostinato.cli import COMMANDS
+from ostinato.serve.keys import add_key
 from ostinato.serve.metrics import PER_STREAM
 from ostinato.serve.settings import Settings
+from ostinato.serve.store import Store
 
 DEPLOY = Path(__file__).parents[1] / "deploy"
 KNOWN = {
@@ -62,3 +67,50 @@ def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
     path.write_text(text.replace("/opt/ostinato/bin/ostinato", "/bin/true"))
     found = subprocess.run([tool, "verify", str(path)], capture_output=True, text=True, check=False)
     assert "ostinato.service" not in found.stderr, found.stderr
+
+
+def started(words: list[str], folder: Path) -> tuple[subprocess.Popen[str], str]:
+    """The command in a process of its own, on a free port; and the address that it tells."""
+    command = [sys.executable, "-c", "from ostinato.cli import main; main()", *words]
+    server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=folder)
+    assert server.stderr is not None
+    said = server.stderr.readline()
+    assert "serving embedded on http://" in said, said + server.stderr.read()
+    return server, said.split()[-1]
+
+
+def unit_words(folder: Path) -> list[str]:
+    unit = (DEPLOY / "ostinato.service").read_text()
+    start = next(line for line in unit.splitlines() if line.startswith("ExecStart="))
+    config = folder / "serve.yaml"
+    config.write_text((DEPLOY / "serve.yaml").read_text().replace("port: 8000", "port: 0"))
+    swaps = {"/etc/ostinato/serve.yaml": str(config), "/var/lib/ostinato": str(folder / "data")}
+    return [swaps.get(word, word) for word in start.split()[1:]]
+
+
+def image_words(folder: Path) -> list[str]:
+    image = (DEPLOY / "Dockerfile").read_text()
+    words = json.loads(image.split("\nCMD ")[-1])
+    store = Store(folder / "data")
+    add_key(store, "page", ["read"])  # as its first lines say: this address needs one
+    store.close()
+    return [*(word.replace("/data", f"{folder}/data") for word in words), "--port", "0"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [unit_words, image_words])
+def test_the_same_command_starts_is_healthy_and_ends(
+    words: Callable[[Path], list[str]], tmp_path: Path
+) -> None:
+    server, address = started(words(tmp_path), tmp_path)
+    port = address.rpartition(":")[2]
+    image = (DEPLOY / "Dockerfile").read_text()
+    health = json.loads(image.split("    CMD ", 1)[1].split("\n", 1)[0])
+    probe = [sys.executable, "-c", health[2].replace("8000", port)]
+    assert subprocess.run(probe, check=False).returncode == 0
+    server.terminate()
+    server.communicate()
+    assert server.returncode in (0, -signal.SIGTERM)  # uvicorn hands the signal on at its end
+    store = Store(tmp_path / "data")
+    assert store.events(None, kind="stopped")  # it was not the signal that ended it
+    store.close()

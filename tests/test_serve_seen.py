@@ -110,6 +110,38 @@ def test_commands_operate_streams_and_replay_folders(
     assert "error:" in capsys.readouterr().err
 
 
+def test_commands_work_on_single_domains(
+    server: tuple[str, Fleet], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url, fleet = server
+    with Client(url) as client:
+        for number, images in enumerate(batches(3), 1):
+            client.predict("part", images)
+            wait_for(lambda number=number: fleet.streams["part"].learned == number)
+        (domain,) = (one.domain for one in client.stream("part").details)
+
+    def said(what: str, *more: str) -> Any:
+        capsys.readouterr()
+        main(["streams", what, "part", *more, "--url", url])
+        found = capsys.readouterr().out
+        return json.loads(found) if found else None
+
+    one = ("--domain", str(domain))
+    file = tmp_path / "one.safetensors"
+    said("checkpoint", "--label", "good")
+    assert said("freeze", *one)["details"][0]["frozen"]
+    assert not said("unfreeze", *one)["details"][0]["frozen"]
+    file.write_bytes(b"what was there before")
+    said("export", *one, "--file", str(file))
+    assert said("reset", *one)["domains"] == 0
+    assert [found["domain"] for found in said("import", "--file", str(file))["details"]] != []
+    assert [found["domain"] for found in said("rollback", "--to", "good")["details"]] == [domain]
+    assert said("rollback", "--to", "good", *one)["rollbacks"] == 2
+    with pytest.raises(SystemExit):
+        said("export", "--file", str(tmp_path))  # a folder is never replaced
+    assert tmp_path.is_dir()
+
+
 def test_a_moving_picture_is_replayed_frame_by_frame(tmp_path: Path) -> None:
     pictures = [Image.new("RGB", (8, 8), (60 * at, 0, 0)) for at in range(3)]
     pictures[0].save(tmp_path / "film.gif", save_all=True, append_images=pictures[1:])

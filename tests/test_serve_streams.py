@@ -74,6 +74,22 @@ def test_a_repeated_sequence_number_is_answered_from_the_record(server: Server) 
     assert "count on" in other.json()["error"]
 
 
+def test_recorded_answers_take_the_room_of_their_text_and_long_ones_none(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, fleet = server
+    answer = ask(client, "room", batches(1)[0], sequence=1, top=0)
+    kept = fleet.streams["room"].record._known
+    assert kept[1].body.result() == answer.content
+    monkeypatch.setattr("ostinato.serve.routes_predict.LONGEST", 100)
+    assert ask(client, "room", batches(2)[1], sequence=2, top=0).status_code == 200
+    assert list(kept) == [1]
+    small["wait_for"](lambda: 2 in fleet.streams["room"].met)
+    again = ask(client, "room", batches(2)[1], sequence=2, top=0).json()
+    assert again["repeated"]
+    assert not again["learning"]
+
+
 def test_streams_know_nothing_of_one_another(server: Server) -> None:
     client, _ = server
     answer = ask(client, "door", batches(1)[0], source=True).json()

@@ -20,6 +20,7 @@ from ostinato.methods.base import Method
 from ostinato.ops import snapshot
 from ostinato.ops.classmean import ClassMean
 from ostinato.ops.expect import Like, check_part, check_state, exactly, listed, number, optional
+from ostinato.ops.pools import PromptPool
 from ostinato.ops.snapshot import State, load_state, save_state
 
 METHODS = {"tent": {}, "cotta": {}, "rotta": {"capacity": 4}, "vdp": {"size": 4}, "sar": {}}
@@ -90,7 +91,7 @@ def test_no_changed_tensor_is_taken(method, change):
     state = method.export_state().clone()
     for name, tensor in state.tensors.items():
         changed = CHANGES[change](tensor)
-        more = change == "one row more" and (name.endswith(LOOSE) or name.startswith("guard/"))
+        more = change == "one row more" and name.endswith(LOOSE)
         if changed is not None and not more:
             refused(method, State({**state.tensors, name: changed}, state.values))
 
@@ -163,6 +164,28 @@ def test_a_mean_prediction_is_there_or_not_and_of_the_size_it_says():
     for classes in (0, 4, -1, "five", True):
         with pytest.raises(StateError, match="does not fit"):
             check_state(mean, State(state.tensors, {"classes": classes}))
+
+
+def test_a_pool_of_prompts_is_of_the_types_and_sizes_it_says():
+    pool = PromptPool()
+    check_state(pool, pool.export_state())
+    pool.add(torch.zeros(3), torch.zeros(2, 4))
+    state = pool.export_state().clone()
+    check_state(PromptPool(), state)
+    for name, tensor in state.tensors.items():
+        for changed in (tensor.half(), tensor[0], torch.cat([tensor, tensor]), tensor.double()):
+            with pytest.raises(StateError, match="does not fit"):
+                check_state(PromptPool(), State({**state.tensors, name: changed}, state.values))
+    for tensors in ({}, {"keys": state.tensors["keys"]}):
+        with pytest.raises(StateError, match="does not fit"):
+            check_state(PromptPool(), State(tensors, state.values))
+    for forms in ({}, [], {"keys": ["float32", 1, 3]}, {"keys": ["int64", 1, 3]}, None, "x"):
+        with pytest.raises(StateError, match="does not fit"):
+            check_state(PromptPool(), State(state.tensors, {"forms": forms}))
+    pool.drop(0)
+    pool.add(torch.zeros(5), torch.zeros(2, 4))
+    with pytest.raises(StateError, match="keys are"):
+        check_state(pool, state)
 
 
 def test_what_fits_is_taken(method):

@@ -10,6 +10,7 @@ from pydantic import BaseModel
 
 from ostinato.client.sync import Client
 from ostinato.errors import ConfigError, did_you_mean
+from ostinato.ops.files import write_atomically
 
 Given = dict[str, Any]
 
@@ -18,7 +19,7 @@ def _export(client: Client, name: str, given: Given) -> None:
     if given["file"] is None:
         raise ConfigError("Name the file to write: --file STATE.safetensors")
     data = client.export(name, given["domain"], images=given["images"])
-    Path(given["file"]).write_bytes(data)
+    write_atomically(given["file"], data)
 
 
 def _import(client: Client, name: str, given: Given) -> Any:

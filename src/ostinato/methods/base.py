@@ -288,19 +288,6 @@ class Method(Answering, Persistent, Moving, Sharing, nn.Module):
         assert first is not None
         return first, last, updated
 
-    def _receive(
-        self, images: Tensor, classes: Tensor | None, oracle: str | tuple[str, ...] | None
-    ) -> Input:
-        if oracle is not None and "domain labels" not in self.needs(self.config):
-            oracle = None  # a method that does not declare the need never sees the name
-        images, mine = self._whole(images, classes)
-        pixels = self.model.check(images)
-        if pixels.is_inference():
-            pixels = pixels.clone()
-        if classes is not None:
-            classes = self.model.check_classes(classes)
-        return Input(pixels, classes, oracle, mine)
-
     def detach(self) -> nn.Module:
         """Take the method out; returns the original module with its original weights."""
         with self._lock:  # whoever is at work ends it first

@@ -297,6 +297,7 @@ class Ostinato(Answers):
         """Take in what `predict` queued, and publish; whether anything was learned."""
         self._refuse_detached()
         moved, exactness = False, products(self.config.precision)
+        self.processes.agree(lambda: f"learn {self.standing()}")
         alike = self.processes.together()
         with self._lock, torch.inference_mode(False), torch.enable_grad(), exactness, alike:
             for _ in range(len(self.queue)):  # what comes meanwhile is the next call's

@@ -166,6 +166,35 @@ class Like:
         """Of the same shape and type as one that is there."""
         return cls(tuple(tensor.shape), tensor.dtype, low)
 
+    @classmethod
+    def told(cls, told: Any, low: float = -math.inf, high: float = math.inf) -> Like:
+        """Of the `form` that the state itself tells.
+
+        >>> Like.told(["float32", 2, 3]).shape
+        (2, 3)
+        """
+        if not FORM.fits(told):
+            raise ValueError(f"{told!r:.40} is no form of a tensor")
+        return cls(tuple(told[1:]), getattr(torch, told[0]), low, high)
+
+
+def form(tensor: Tensor) -> list[Any]:
+    """A tensor's type and sizes, for a state to tell where they are not the same in all states.
+
+    >>> form(torch.zeros(2, 3))
+    ['float32', 2, 3]
+    """
+    return [str(tensor.dtype).removeprefix("torch."), *tensor.shape]
+
+
+def _is_form(value: Any) -> bool:
+    names = [str(dtype).removeprefix("torch.") for dtype in FLOATS]
+    return isinstance(value, list) and value[:1] in [[n] for n in names] and SIZES.fits(value[1:])
+
+
+SIZES = listed(count(low=1))
+FORM = Kind("a type and sizes", _is_form)
+
 
 @dataclass(frozen=True)
 class Expected:

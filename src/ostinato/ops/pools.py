@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ostinato.errors import StateError
-from ostinato.ops.expect import Expected, Like
+from ostinato.ops.expect import FORM, Expected, Like, form, mapped
 from ostinato.ops.snapshot import State
 
 
@@ -89,23 +89,23 @@ class PromptPool:
         self.fuse(linked_groups(unit @ unit.T if cosine else -torch.cdist(keys, keys), size))
 
     def export_state(self) -> State:
-        """Both tensors, where there are any."""
+        """Both tensors, where there are any, and their forms."""
         if self.keys is None or self.prompts is None:
-            return State()
-        return State({"keys": self.keys, "prompts": self.prompts})
+            return State({}, {"forms": {}})
+        tensors = {"keys": self.keys, "prompts": self.prompts}
+        return State(tensors, {"forms": {name: form(one) for name, one in tensors.items()}})
 
     def expected(self, state: State) -> Expected:
-        """No pair, or as many keys as prompts, of the sizes there are here."""
-        if not state.tensors:
-            return Expected()
-        widths = () if self.keys is None else self.keys.shape[1:]
-        sides = () if self.prompts is None else self.prompts.shape[1:]
-        return Expected(
-            {
-                "keys": Like(("pairs", *(widths or ("key",))), None),
-                "prompts": Like(("pairs", *(sides or ("prompt", "width"))), None),
-            }
-        )
+        """No pair, or as many keys as prompts: of the forms it tells and the sizes there are."""
+        forms = state.values["forms"]
+        wanted = {name: Like.told(one) for name, one in forms.items()}
+        for name, own in {"keys": self.keys, "prompts": self.prompts}.items():
+            if wanted and own is not None and wanted[name].shape[1:] != own.shape[1:]:
+                raise ValueError(f"{name} are {tuple(own.shape[1:])} here")
+        if wanted and wanted["keys"].shape[0] != wanted["prompts"].shape[0]:
+            raise ValueError("there is not a prompt for every key")
+        names = ("keys", "prompts") if wanted else ()
+        return Expected(wanted, {"forms": mapped(FORM, names)})
 
     def import_state(self, state: State) -> None:
         """Continue from there."""

@@ -6,7 +6,6 @@ import threading
 from collections import OrderedDict
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any
 
 from ostinato.errors import OstinatoError
 
@@ -17,10 +16,13 @@ class SequenceConflict(OstinatoError):
 
 @dataclass
 class Recorded:
-    """One sequence number: what came with it, and the answer, which may still be on its way."""
+    """One sequence number: what came with it, and the answer, which may still be on its way.
+
+    Answers are kept as JSON: as objects they take several times the room.
+    """
 
     digest: str
-    body: Future[dict[str, Any]] = field(default_factory=Future)
+    body: Future[bytes] = field(default_factory=Future)
 
 
 class Record:
@@ -54,6 +56,11 @@ class Record:
             known = self._known.pop(sequence, None)
         if known is not None and not known.body.done():
             known.body.set_exception(error)
+
+    def drop(self, sequence: int) -> None:
+        """Keep a number's answer no longer; whoever waits for it still gets it."""
+        with self._lock:
+            self._known.pop(sequence, None)
 
     def clear(self) -> None:
         """Forget the answers that have been given."""

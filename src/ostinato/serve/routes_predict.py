@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from concurrent.futures import Future
 from typing import Annotated, Any
@@ -142,13 +143,13 @@ async def _numbered(fleet: Fleet, job: Job, top: int, source: bool) -> Response:
     recorded, mine = stream.record.claim(sequence, job.digest)
     if not mine:
         found = await asyncio.wrap_future(_shared(recorded))
-        return _json(Prediction.model_validate(found | {"repeated": True}))
+        return _again(json.loads(found))
     try:
         kept = await asyncio.to_thread(_on_disk, fleet, stream, sequence)
         if kept is not None:
             check_digest(sequence, kept[0], job.digest)
-            recorded.body.set_result(kept[1])
-            return _json(Prediction.model_validate(kept[1] | {"repeated": True}))
+            recorded.body.set_result(json.dumps(kept[1]).encode())
+            return _again(kept[1])
         known = sequence in stream.met
         version, answer = await _answered(fleet, job)
         prediction = _prediction(fleet, job, version, answer, top, source)
@@ -170,21 +171,26 @@ def _on_disk(fleet: Fleet, stream: Stream, sequence: int) -> tuple[str, dict[str
 def _kept(
     fleet: Fleet, stream: Stream, recorded: Recorded, job: Job, prediction: Prediction
 ) -> Response:
-    body = prediction.model_dump(mode="json")
     response = _json(prediction)
+    body = bytes(response.body)
     recorded.body.set_result(body)
     assert job.sequence is not None
-    if len(response.body) <= LONGEST:
-        text = bytes(response.body).decode()
-        fleet.writer.answer(stream.id, job.sequence, job.digest, text)
+    if len(body) <= LONGEST:
+        fleet.writer.answer(stream.id, job.sequence, job.digest, body.decode())
+    else:
+        stream.record.drop(job.sequence)
     return response
 
 
-def _shared(recorded: Recorded) -> Future[dict[str, Any]]:
-    """The same answer for one more; whose going away does not cancel it for the others."""
-    mine: Future[dict[str, Any]] = Future()
+def _again(found: dict[str, Any]) -> Response:
+    return _json(Prediction.model_validate(found | {"repeated": True}))
 
-    def hand_on(done: Future[dict[str, Any]]) -> None:
+
+def _shared(recorded: Recorded) -> Future[bytes]:
+    """The same answer for one more; whose going away does not cancel it for the others."""
+    mine: Future[bytes] = Future()
+
+    def hand_on(done: Future[bytes]) -> None:
         if not mine.set_running_or_notify_cancel():
             return
         error = done.exception()
