@@ -86,6 +86,7 @@ class Server:
     cores: int | None = None
     port: int = field(default_factory=free_port)
     nursery: Nursery | None = None
+    flags: tuple[str, ...] = ()
     pid: int = 0
     process: subprocess.Popen[bytes] | None = None
 
@@ -112,7 +113,9 @@ class Server:
         if self.cores is not None:  # what is started now inherits it
             os.sched_setaffinity(0, sorted(before)[: self.cores])
         self.process = subprocess.Popen(
-            [sys.executable, "-c", COMMAND, "serve", str(config)], stdout=log, stderr=log
+            [sys.executable, "-c", COMMAND, "serve", *self.flags, str(config)],
+            stdout=log,
+            stderr=log,
         )
         os.sched_setaffinity(0, before)
         self.pid = self.process.pid
@@ -255,7 +258,7 @@ class Caller(threading.Thread):
             note.version = text[:400].split(b'"version":"', 1)[1].split(b'"', 1)[0].decode()
             if number % self.keep == 0:
                 note.answer = json.loads(text)
-        elif answer.status == 429:
+        elif answer.status in (429, 503):
             time.sleep(min(float(answer.headers.get("retry-after", 1)), 1.0))
         return note
 

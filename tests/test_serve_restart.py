@@ -148,7 +148,7 @@ def test_a_full_disk_is_served_through_shown_and_made_up_for(
 
         with monkeypatch.context() as patch:
             patch.setattr(writer, "write_snapshot", full)
-            patch.setattr(fleet.writer, "_write_rows", full)
+            patch.setattr(fleet.writer, "write_rows", full)
             teach(client, fleet, "gate", batches(3)[1:], start=1)
             small["wait_for"](lambda: fleet.writer.trouble)
             assert "No space left" in client.get("/v1/server").json()["storage"]

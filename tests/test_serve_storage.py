@@ -59,7 +59,7 @@ def test_a_snapshot_whose_turn_did_not_come_is_made_anew(
         assert fleet.writer.flush()
         stream = fleet.streams["gate"]
         with monkeypatch.context() as patch:
-            patch.setattr(fleet.writer, "_write_rows", full)
+            patch.setattr(fleet.writer, "write_rows", full)
             fleet.writer.event(stream.id, "noted")
             done = fleet.snapshot(stream)
             assert done is not None
@@ -125,7 +125,7 @@ def test_threads_that_end_and_disks_that_fail_leave_no_open_file(
                 tried.append(1)
                 full()
 
-            patch.setattr(fleet.writer, "_write_rows", failing)
+            patch.setattr(fleet.writer, "write_rows", failing)
             fleet.writer.event(1, "noted")
             small["wait_for"](lambda: len(tried) > 20)
         assert fleet.writer.flush()

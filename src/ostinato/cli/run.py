@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ostinato.cli._command import command
+from ostinato.cli._engine import Address, Asked, Where, engine_of, run_elsewhere
 from ostinato.cli._interrupts import gently
 from ostinato.cli._words import (
     Count,
@@ -50,6 +51,9 @@ def run_command(
     out: Out = Path("runs"),
     again: bool = False,
     every: Count = 50,
+    engine: Where = "local",
+    address: Address = None,
+    resources: Asked = (),
 ) -> None:
     """Run a method on a stream, or go on with a run that was interrupted.
 
@@ -78,8 +82,12 @@ def run_command(
         out: where the runs' folders go.
         again: run even what is complete already.
         every: batches between checkpoints.
+        engine: local, or ray: every seed a task of a Ray cluster (docs/scale.md).
+        address: of that cluster; one of this machine alone is started unless given.
+        resources: of one run there, as cpu=4 gpu=0.5 memory=16 (GiB).
     """
-    from ostinato.running.runner import resume, run, together
+    from ostinato.running.results import RunFolder
+    from ostinato.running.runner import as_asked, resume, run, together
     from ostinato.running.spec import parse_data, parse_pairs
 
     given: dict[str, Any] = {
@@ -102,12 +110,18 @@ def run_command(
     }
     changes = {key: value for key, value in given.items() if value is not None}
     changes |= parse_pairs(set)
+    far = engine_of(engine, address, resources, every)
 
     def work(leader: Any) -> Any:
         if spec is None or not spec.is_dir():
-            return run(_spec(spec, changes), out=out, again=again, every=every, leader=leader)
+            wanted = _spec(spec, changes)
+            if far is not None:
+                return run_elsewhere(far, wanted, out, again)
+            return run(wanted, out=out, again=again, every=every, leader=leader)
         if changes:
             raise ConfigError(f"{spec} has its spec already; leave {', '.join(changes)} out.")
+        if far is not None:
+            return run_elsewhere(far, as_asked(RunFolder.open(spec).spec), spec.parent, False)
         return [resume(spec, every=every, leader=leader)]
 
     for folder in gently(lambda: together(work, device)):

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from ostinato.cli._command import command
+from ostinato.cli._engine import Address, Asked, Where, engine_of
 from ostinato.cli._interrupts import gently
 from ostinato.cli._tables import Form, changes_of, show, spoken
 from ostinato.cli._words import (
@@ -43,6 +44,9 @@ def search_command(
     finished: bool = False,
     memory: Amount = 1.0,
     jobs: Count = 1,
+    engine: Where = "local",
+    address: Address = None,
+    resources: Asked = (),
 ) -> None:
     """Search each method's learning rate on a table's stream; the same factors for all of them.
 
@@ -63,6 +67,9 @@ def search_command(
         finished: run nothing, choose among what is complete.
         memory: GiB of made batches to keep for the rows that follow.
         jobs: rows that run side by side, each in a process of its own.
+        engine: local, or ray: rows as tasks of a Ray cluster (docs/scale.md).
+        address: of that cluster; one of this machine alone is started unless given.
+        resources: of one row there, as cpu=4 gpu=0.5 memory=16 (GiB).
     """
     from ostinato.tables.request import Request, parse_only
     from ostinato.tables.search import FACTORS, SUFFIX, search, write_factors
@@ -78,6 +85,7 @@ def search_command(
         memory=memory,
         jobs=jobs,
         command=spoken(),
+        engine=engine_of(engine, address, resources),
     )
     result, chosen = gently(lambda: search(name, request, factors or FACTORS))
     show(result, format, save)

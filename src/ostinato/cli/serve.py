@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 import tyro
 
 from ostinato.cli._command import command
+from ostinato.cli._engine import Address, Asked, Where, check_flags
 from ostinato.cli._serving import check_extra
 from ostinato.cli._words import File, Name, Number, Place, Weights, called
 
@@ -28,6 +29,10 @@ def serve_command(
     thumbnails: bool = False,
     record: bool = False,
     log: Annotated[str | None, called("FILE")] = None,
+    engine: Where = "local",
+    shards: Number = None,
+    address: Address = None,
+    resources: Asked = (),
 ) -> None:
     """Serve a model over HTTP: every stream adapts by itself. docs/serve.md has all settings.
 
@@ -44,6 +49,10 @@ def serve_command(
         thumbnails: let the page show images of domains.
         record: keep what was learned from, so that states can be made again from the log.
         log: file that gets every event as a line of JSON; '-' is standard output.
+        engine: local, or ray: streams spread over actors of a Ray cluster (docs/scale.md).
+        shards: how many actors; 2 unless given.
+        address: of that cluster; one of this machine alone is started unless given.
+        resources: of one shard there, as cpu=4 gpu=1 memory=16 (GiB).
     """
     given = {
         "data": data,
@@ -58,9 +67,20 @@ def serve_command(
         "thumbnails": thumbnails or None,
         "record": record or None,
     }
+    check_flags(engine, address, resources, shards)
     check_extra()
     from ostinato.serve.running import run
     from ostinato.serve.settings import Settings
 
     settings = Settings() if config is None else Settings.from_yaml(config)
-    run(settings.replace(**{key: value for key, value in given.items() if value is not None}))
+    settings = settings.replace(**{k: value for k, value in given.items() if value is not None})
+    if engine == "ray":
+        from ostinato.scale.cluster import check_ray
+        from ostinato.scale.resources import Resources
+        from ostinato.scale.serving import run_sharded
+
+        check_ray()
+        given_to_each = Resources.read(resources)
+        run_sharded(settings, shards=shards or 2, address=address, resources=given_to_each)
+        return
+    run(settings)

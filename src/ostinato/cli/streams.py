@@ -32,9 +32,10 @@ def streams_command(
 
     Args:
         what: list, show, snapshots, events, declare, remove, checkpoint, rollback, reset, freeze,
-            unfreeze, export or import.
+            unfreeze, move, export or import.
         name: of the stream.
         to: rollback: a checkpoint's name or a snapshot's id; the one before now unless given.
+            move: the number of a shard.
         domain: rollback, reset, freeze, export: this domain alone.
         label: checkpoint: its name.
         file: export, import: the file.

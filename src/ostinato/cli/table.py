@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from ostinato.cli._command import command
+from ostinato.cli._engine import Address, Asked, Where, engine_of
 from ostinato.cli._interrupts import gently
 from ostinato.cli._tables import Form, changes_of, show, spoken
 from ostinato.cli._words import (
@@ -45,6 +46,9 @@ def table_command(
     memory: Amount = 1.0,
     jobs: Count = 1,
     factors: File = None,
+    engine: Where = "local",
+    address: Address = None,
+    resources: Asked = (),
 ) -> None:
     """Make one of the paper's tables: run what is missing, print it beside the printed figures.
 
@@ -66,6 +70,9 @@ def table_command(
         memory: GiB of made batches to keep for the rows that follow.
         jobs: rows that run side by side, each in a process of its own.
         factors: a file from 'ostinato search'; adds a row at the chosen rate to each method.
+        engine: local, or ray: rows as tasks of a Ray cluster (docs/scale.md).
+        address: of that cluster; one of this machine alone is started unless given.
+        resources: of one row there, as cpu=4 gpu=0.5 memory=16 (GiB).
     """
     from ostinato.tables.assemble import build_table
     from ostinato.tables.request import Request, parse_only
@@ -85,5 +92,6 @@ def table_command(
         jobs=jobs,
         factors=None if factors is None else read_factors(factors),
         command=spoken(),
+        engine=engine_of(engine, address, resources),
     )
     show(gently(lambda: build_table(name, request)), format, save)

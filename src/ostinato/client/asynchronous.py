@@ -122,6 +122,10 @@ class AsyncClient:
         """Learn again."""
         return await self.send(calls.change(name, "unfreeze", domain))
 
+    async def move(self, name: str, to: int) -> dict[str, Any]:
+        """Move it to another shard of a sharded server."""
+        return await self.send(calls.move(name, to))
+
     async def export(self, name: str, domain: int | None = None, *, images: bool = False) -> bytes:
         """The state as a safetensors file."""
         return await self.send(calls.export(name, domain, images=images))

@@ -121,6 +121,11 @@ def change(name: str, what: str, domain: int | None = None) -> Call[StreamDetail
     return Call("POST", path, _of(StreamDetail), body=_given(domain=domain))
 
 
+def move(name: str, to: int) -> Call[dict[str, Any]]:
+    """Move a stream to another shard of a sharded server."""
+    return Call("POST", f"/v1/streams/{name}/move", _of(dict[str, Any]), {"to": to})
+
+
 def export(name: str, domain: int | None = None, *, images: bool = False) -> Call[bytes]:
     """The state, or one domain, as a safetensors file."""
     query = _given(domain=domain, images=images)

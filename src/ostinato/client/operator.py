@@ -34,6 +34,12 @@ def _checkpoint(client: Client, name: str, given: Given) -> Any:
     return client.checkpoint(name, given["label"])
 
 
+def _move(client: Client, name: str, given: Given) -> Any:
+    if given["to"] is None or not str(given["to"]).isdecimal():
+        raise ConfigError("Name the shard by its number: --to 2")
+    return client.move(name, int(given["to"]))
+
+
 WORK: dict[str, Callable[[Client, str, Given], Any]] = {
     "show": lambda client, name, given: client.stream(name),
     "snapshots": lambda client, name, given: client.snapshots(name),
@@ -47,6 +53,7 @@ WORK: dict[str, Callable[[Client, str, Given], Any]] = {
     "reset": lambda client, name, given: client.reset(name, given["domain"]),
     "freeze": lambda client, name, given: client.freeze(name, given["domain"]),
     "unfreeze": lambda client, name, given: client.unfreeze(name, given["domain"]),
+    "move": _move,
     "export": _export,
     "import": _import,
 }

@@ -121,6 +121,10 @@ class Client:
         """Learn again."""
         return self.send(calls.change(name, "unfreeze", domain))
 
+    def move(self, name: str, to: int) -> dict[str, Any]:
+        """Move it to another shard of a sharded server."""
+        return self.send(calls.move(name, to))
+
     def export(self, name: str, domain: int | None = None, *, images: bool = False) -> bytes:
         """The state as a safetensors file."""
         return self.send(calls.export(name, domain, images=images))

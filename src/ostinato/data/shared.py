@@ -102,7 +102,7 @@ def share(
         jobs: how many files, one for each process at a time.
         spread: calls a function with each of the argument lists, elsewhere.
     """
-    wanted = _distinct(stream)
+    wanted = distinct(stream)
     size = stream[wanted[0]].images.nbytes
     wanted = wanted[: int(memory * GIB / max(size, 1))]
     if not wanted:
@@ -114,7 +114,7 @@ def share(
     return cast(Stream, SharedStream(stream, written))
 
 
-def _distinct(stream: Stream) -> list[int]:
+def distinct(stream: Stream) -> list[int]:
     """The first batch of each key; the same images in a later round are the same pixels."""
     first: dict[Key, int] = {}
     for index in range(len(stream)):

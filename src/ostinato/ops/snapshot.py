@@ -135,6 +135,11 @@ class RandomState:
 
 def save_state(path: str | Path, state: State, header: dict[str, Any]) -> None:
     """Write atomically: a crash leaves the old file, or none, never half a one."""
+    write_atomically(path, encode_state(state, header))
+
+
+def encode_state(state: State, header: dict[str, Any]) -> bytes:
+    """A state as the bytes of its file."""
     check_finite(state)
     tensors = {k: t.detach().cpu().contiguous().clone() for k, t in state.tensors.items()}
     meta = {
@@ -144,7 +149,7 @@ def save_state(path: str | Path, state: State, header: dict[str, Any]) -> None:
         "values": json.dumps(state.values, sort_keys=True),
     }
     meta["digest"] = _digest(tensors, meta)
-    write_atomically(path, save(tensors, metadata=meta))
+    return bytes(save(tensors, metadata=meta))
 
 
 def load_state(path: str | Path) -> tuple[State, dict[str, Any]]:

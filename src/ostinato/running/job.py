@@ -38,7 +38,7 @@ from ostinato.running.fit import (
     rows_of,
 )
 from ostinato.running.provenance import hash_names, hash_tensors, spec_hash
-from ostinato.running.run_files import make_folder
+from ostinato.running.run_files import alone
 from ostinato.running.spec import CheckedSpec, Spec
 
 PREPARED = "prepared.safetensors"
@@ -111,15 +111,20 @@ class Job:
         if folder is not None and (folder / PREPARED).is_file():
             return load_state(folder / PREPARED)[0]
         dataset, chosen = self._choose(int(given or 0))
-        shared = None
-        if cache is not None:
-            keys = [dataset.key(i) for i in chosen]
-            shared = cache / f"{spec.method}-{self._preparation(keys)}.safetensors"
-            if shared.is_file():
-                return load_state(shared)[0]
+        if cache is None:
+            return self._prepare(dataset, chosen)
+        keys = [dataset.key(i) for i in chosen]
+        shared = cache / f"{spec.method}-{self._preparation(keys)}.safetensors"
+        with alone(shared):  # rows side by side need it at the same time
+            if not shared.is_file():
+                save_state(shared, self._prepare(dataset, chosen), {"method": spec.method})
+            return load_state(shared)[0]
+
+    def _prepare(self, dataset: Dataset, chosen: list[int]) -> State:
         images, labels = self._load(dataset, chosen)
+        spec = self.spec
         try:
-            state = prepare(
+            return prepare(
                 self.model,
                 spec.method,
                 images.to(spec.device),
@@ -131,10 +136,6 @@ class Job:
             raise ConfigError(
                 f"{spec.method} cannot be prepared on {spec.model}: {str(error)[:160]}"
             ) from error
-        if shared is not None:
-            make_folder(shared.parent)
-            save_state(shared, state, {"method": spec.method})
-        return state
 
     def _preparation(self, keys: list[str]) -> str:
         """A hash of all that a preparation rests on."""

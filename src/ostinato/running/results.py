@@ -309,9 +309,9 @@ class RunFolder:
 
 
 def find_run(
-    root: str | Path, digest: str, tell: Callable[[str], None] | None = None
+    root: str | Path, digest: str, tell: Callable[[str], None] | None = None, begun: bool = False
 ) -> Path | None:
-    """The folder under `root` that holds the run of this hash; complete ones come first.
+    """The folder under `root` that holds the run of this hash; complete (or `begun`) ones first.
 
     A folder that cannot be read is left out, and `tell` is told why.
     """
@@ -326,7 +326,7 @@ def find_run(
             continue
         if run.hash == digest:
             found.append(run)
-    found.sort(key=lambda run: not run.is_complete)
+    found.sort(key=lambda run: run.is_complete == begun)
     return found[0].path if found else None
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -13,6 +15,10 @@ try:
     import fcntl
 except ImportError:  # Windows has no such lock; two writers there are the user's to avoid
     fcntl = None  # type: ignore[assignment]
+
+
+class Taken(ConfigError):
+    """Another process is writing to the run."""
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -49,4 +55,19 @@ def lock(file: BinaryIO, path: Path) -> None:
     try:
         fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
-        raise ConfigError(f"Another process is writing to {path}; wait for it.") from None
+        raise Taken(f"Another process is writing to {path}; wait for it.") from None
+
+
+@contextmanager
+def alone(path: Path) -> Iterator[None]:
+    """Inside, no other process makes the file; who comes later waits, and then finds it.
+
+    >>> import tempfile
+    >>> with alone(Path(tempfile.mkdtemp()) / "prepared.safetensors"):
+    ...     pass
+    """
+    make_folder(path.parent)
+    with path.with_suffix(".lock").open("ab") as file:
+        if fcntl is not None:
+            fcntl.flock(file.fileno(), fcntl.LOCK_EX)
+        yield

@@ -23,6 +23,7 @@ from ostinato.methods.base import Method
 from ostinato.ops.views import innermost
 from ostinato.running.diagnostics import write_diagnostics
 from ostinato.running.job import Job, check, open_job, resolve
+from ostinato.running.listener import Listener
 from ostinato.running.progress import RunProgress
 from ostinato.running.provenance import Provenance, hash_tensors, spec_hash
 from ostinato.running.results import RunFolder, find_run
@@ -61,6 +62,7 @@ def run(
     stream: Stream | None = None,
     finish: Finish | None = None,
     leader: Leader | None = None,
+    listener: Listener | None = None,
 ) -> list[RunFolder]:
     """Run a spec, once for each of its seeds; what is complete already is only opened.
 
@@ -75,6 +77,7 @@ def run(
         finish: called with method, stream and folder after the last batch, before the run counts
             as complete; a place to look into the adapted model.
         leader: where several processes do the run together, what this one tells the others.
+        listener: told of every batch and checkpoint.
     """
     if every < 1:
         raise ConfigError(f"every = {every}: a checkpoint comes after 1 batch or more.")
@@ -85,7 +88,17 @@ def run(
     # One job at a time, so that only one model is in memory.
     lead = leader or Leader()
     return [
-        _run_job(open_job(one, stream), Path(out), again, every, console, quiet, lead, finish)
+        _run_job(
+            open_job(one, stream),
+            Path(out),
+            again,
+            every,
+            console,
+            quiet,
+            lead,
+            finish,
+            listener,
+        )
         for one in spec.runs()
     ]
 
@@ -110,7 +123,7 @@ def resume(
     folder = RunFolder.open(path)
     if folder.is_complete:
         return folder
-    job = open_job(_as_asked(folder.spec))
+    job = open_job(as_asked(folder.spec))
     digest = spec_hash(job.spec.stored())
     if digest != folder.hash:
         raise ConfigError(
@@ -122,7 +135,7 @@ def resume(
     return _loop(job, folder, every, console, quiet, leader or Leader())
 
 
-def _as_asked(stored: dict[str, Any]) -> Spec:
+def as_asked(stored: dict[str, Any]) -> Spec:
     """A run's spec; domains that were not named are kept as an empty list."""
     data = stored.get("data")
     if isinstance(data, dict) and not data.get("domains", True):
@@ -145,15 +158,17 @@ def _run_job(
     quiet: bool,
     leader: Leader,
     finish: Finish | None = None,
+    listener: Listener | None = None,
 ) -> RunFolder:
     digest = spec_hash(job.spec.stored())
-    found = find_run(out, digest, None if quiet else lambda text: _say(console, text))
+    tell = None if quiet else lambda text: _say(console, text)
+    found = find_run(out, digest, tell, begun=again)
     if found is not None:
         folder = RunFolder.open(found)
         if not (again and folder.is_complete):
             _check_same_source(job, folder)
         if not folder.is_complete:
-            return _loop(job, folder, every, console, quiet, leader, finish)
+            return _loop(job, folder, every, console, quiet, leader, finish, None, listener)
         if not again:
             if not quiet:
                 _say(console, f"{found} is complete already")
@@ -172,7 +187,7 @@ def _run_job(
     folder = RunFolder.create(place, job.spec.stored(), provenance)
     job.stream.write_artifacts(place / "data")
     job.keep_prepared(method, place)
-    return _loop(job, folder, every, console, quiet, leader, finish, method)
+    return _loop(job, folder, every, console, quiet, leader, finish, method, listener)
 
 
 def _weights(job: Job) -> str:
@@ -206,6 +221,7 @@ def _loop(
     leader: Leader,
     finish: Finish | None = None,
     method: Method | None = None,
+    listener: Listener | None = None,
 ) -> RunFolder:
     """All batches that are still to come."""
     if method is None:
@@ -216,10 +232,12 @@ def _loop(
     if start.state is not None:
         method.import_state(start.state)
     stream, title = job.stream, f"{job.spec.label} {job.spec.stream} {job.spec.seed}"
+    listener = listener or Listener()
     told = "domain labels" in method.needs(method.config)
     samples = SampleKeeper(job, folder.path)
     with folder, RunProgress(title, len(stream), console, quiet) as progress, _gently() as stop:
         progress.skip(folder.records())
+        listener.begun(folder, start.next_index, len(stream))
         for index in range(start.next_index, len(stream)):
             batch = stream[index]
             reset_peak(method.model.device)
@@ -241,14 +259,17 @@ def _loop(
             samples.keep(batch, output.logits)
             folder.append(record)
             progress.show(record)
+            listener.batch(record)
             if leader.processes.any(stop.is_set()):
                 folder.checkpoint(method.export_state())
+                listener.saved(folder)
                 raise Interrupted(
                     f"Stopped after batch {index + 1} of {len(stream)}. Go on with: "
                     f"ostinato run {folder.path}"
                 )
             if (index + 1) % every == 0 and index + 1 < len(stream):
                 folder.checkpoint(method.export_state())
+                listener.saved(folder)
         if finish is not None:
             finish(method, stream, folder)
         write_diagnostics(folder, method.diagnose())
@@ -296,7 +317,7 @@ def together(
             with Leader(processes) as leader:
                 return work(leader)
         with _gently() as stop:
-            follow(processes, stop.is_set, _as_asked)
+            follow(processes, stop.is_set, as_asked)
         return []
 
 

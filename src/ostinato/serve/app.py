@@ -43,6 +43,12 @@ def roles_of(request: Request) -> frozenset[Role]:
     return keys.roles(_key(request.headers.get("authorization", "")))[1]
 
 
+def caller_of(keys: Keys, header: str) -> str | None:
+    """Whose key a header shows; None where it is none of ours."""
+    name, _ = keys.roles(_key(header))
+    return f"key {name}" if name else None
+
+
 def _key(header: str) -> str | None:
     kind, _, key = header.partition(" ")
     return key.strip() if kind.lower() == "bearer" else None
@@ -107,9 +113,7 @@ def make_app(fleet: Fleet, opened: Callable[[], None] | None = None) -> FastAPI:
         fleet.metrics.requests.labels(route, str(status)).inc()
         fleet.metrics.latency.labels(route).observe(seconds)
 
-    def known(header: str) -> str | None:
-        name, _ = keys.roles(_key(header))
-        return f"key {name}" if name else None
-
-    app.add_middleware(Guard, settings=fleet.settings, counted=counted, known=known)
+    app.add_middleware(
+        Guard, settings=fleet.settings, counted=counted, known=lambda h: caller_of(keys, h)
+    )
     return app

@@ -31,6 +31,10 @@ class Busy(OstinatoError):
         self.seconds = seconds
 
 
+class Away(Busy):
+    """Whoever would answer is not there at present, and will be."""
+
+
 @dataclass
 class Job:
     """Images of one request.

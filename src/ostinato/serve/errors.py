@@ -10,7 +10,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from ostinato.errors import ConfigError, InputError, OstinatoError, StateError
-from ostinato.serve.batching import Busy
+from ostinato.serve.batching import Away, Busy
 from ostinato.serve.fleet import NoStream, TooMany
 from ostinato.serve.pixels import TooLarge
 from ostinato.serve.record import SequenceConflict
@@ -18,6 +18,7 @@ from ostinato.serve.schema import Problem
 from ostinato.serve.store import StorageError
 
 STATUS: tuple[tuple[type[Exception], int], ...] = (
+    (Away, 503),
     (Busy, 429),
     (NoStream, 404),
     (TooMany, 409),

@@ -55,14 +55,21 @@ class Fleet:
     Args:
         settings: of the server.
         served: the model.
+        store, writer: the index and what writes to it; of the settings' folder unless given.
     """
 
-    def __init__(self, settings: Settings, served: Served) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        served: Served,
+        store: Store | None = None,
+        writer: Writer | None = None,
+    ) -> None:
         self.settings, self.served = settings, served
         self.threads = settings.threads or max(1, (os.cpu_count() or 2) // 2)
-        self.store = Store(settings.data)
+        self.store = store or Store(settings.data)
         self.metrics = Metrics(self)
-        self.writer = Writer(
+        self.writer = writer or Writer(
             self.store,
             keep=settings.snapshots.keep,
             events=settings.events,
@@ -108,7 +115,7 @@ class Fleet:
         self.writer.start()
         self.store.remove_orphans()
         for row in self.store.streams():
-            self.streams[row.name] = self._restore(row)
+            self.streams[row.name] = self.restore(row)
         for name, options in self.settings.streams.items():
             if name not in self.streams:
                 self.create(name, options.preset, frozen=options.frozen)
@@ -187,7 +194,7 @@ class Fleet:
         method._initial = self._starts.setdefault(row.preset, method._initial)
         return Stream(row, method, most=self.settings.learning.queue, answers=self.settings.answers)
 
-    def _restore(self, row: StreamRow) -> Stream:
+    def restore(self, row: StreamRow) -> Stream:
         """A stream as its newest whole snapshot has it; says what was lost."""
         stream = self._build(row)
         sweep(self.store, row.id)

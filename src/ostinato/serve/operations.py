@@ -65,7 +65,7 @@ class Operations:
     def rollback(self, stream: Stream, to: str | int | None, domain: int | None) -> SnapshotRow:
         """Go back to a state on disk, as a whole or for one domain's expert."""
         row = self.find(stream, to)
-        state, header = load_state(self.fleet.store.place(stream.id) / row.file)
+        state, header = self.fleet.store.load(stream.id, row.file)
         facts = header["stream"]
 
         def work() -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import secrets
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
 
 from ostinato.errors import StateError
-from ostinato.ops.snapshot import State, load_state, save_state
+from ostinato.ops.files import write_atomically
+from ostinato.ops.snapshot import State, encode_state
 from ostinato.serve.store import SnapshotRow, Store
 
 SUFFIX = ".safetensors"
@@ -24,16 +25,41 @@ def write_snapshot(
     header: dict[str, Any],
     name: str | None,
 ) -> SnapshotRow:
-    """Write a state: its file first, then its row, so that a row always has a whole file."""
+    """Write a state."""
+    data = encode_state(state, header)
+    return keep_snapshot(store, connection, stream, data, header["stream"], name)
+
+
+def keep_snapshot(
+    store: Store,
+    connection: sqlite3.Connection,
+    stream: int,
+    data: bytes,
+    facts: dict[str, Any],
+    name: str | None,
+    check: Callable[[sqlite3.Connection], None] | None = None,
+) -> SnapshotRow:
+    """Write a state's bytes: its file first, then its row, so that a row always has a whole file.
+
+    Args:
+        store: the index.
+        connection: of the writer.
+        stream: whose state it is.
+        data: the file's content.
+        facts: of the stream, as its header has them.
+        name: of a checkpoint.
+        check: called within the transaction; where it raises, nothing is kept.
+    """
     place = store.place(stream)
     place.mkdir(parents=True, exist_ok=True, mode=0o700)
-    file = f"{header['stream']['version']}-{secrets.token_hex(4)}{SUFFIX}"
-    save_state(place / file, state, header)
-    size, made = (place / file).stat().st_size, time.time()
-    kept = header["stream"]
-    numbers = (kept["version"], kept["learned"], len(kept["domains"]), size, made)
+    file = f"{facts['version']}-{secrets.token_hex(4)}{SUFFIX}"
+    write_atomically(place / file, data)
+    made = time.time()
+    numbers = (facts["version"], facts["learned"], len(facts["domains"]), len(data), made)
     try:
         with connection:
+            if check is not None:
+                check(connection)
             if name is not None:
                 connection.execute(
                     "UPDATE snapshots SET name = NULL WHERE stream = ? AND name = ?", (stream, name)
@@ -74,7 +100,7 @@ def whole_states(
     """A stream's states, newest first; a damaged one comes without a state, and says why."""
     for row in store.snapshots(stream):
         try:
-            state, header = load_state(store.place(stream) / row.file)
+            state, header = store.load(stream, row.file)
             yield row, state, header, ""
         except StateError as error:
             yield row, None, {}, str(error)

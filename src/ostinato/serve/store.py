@@ -17,9 +17,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ostinato.errors import ConfigError, OstinatoError
+
+if TYPE_CHECKING:
+    from ostinato.ops.snapshot import State
 
 try:
     import fcntl
@@ -138,6 +141,12 @@ class Store:
     def place(self, stream: int) -> Path:
         """The folder of a stream's states; named by number, never by what a request says."""
         return self.folder / "streams" / str(stream)
+
+    def load(self, stream: int, file: str) -> tuple[State, dict[str, Any]]:
+        """A state and its header; a StateError where the file is not whole."""
+        from ostinato.ops.snapshot import load_state
+
+        return load_state(self.place(stream) / file)
 
     @property
     def incoming(self) -> Path:

@@ -15,13 +15,15 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from ostinato.errors import StateError
 from ostinato.ops.snapshot import State
 from ostinato.serve.snapshots import keep_latest, write_snapshot
 from ostinato.serve.store import SnapshotRow, Store
 
+Row: TypeAlias = tuple[str, tuple[Any, ...]]
+"""A table, and what goes into it; a stream's id comes first."""
 PENDING = 20_000
 """Events and answers kept while nothing can be written; older ones are dropped, and counted."""
 RETRY = 1.0
@@ -80,7 +82,7 @@ class Writer:
         self.most = {"events": events, "answers": answers}
         self.trouble: str | None = None
         self.dropped = 0
-        self._rows: deque[tuple[str, tuple[Any, ...]]] = deque()
+        self._rows: deque[Row] = deque()
         self._jobs: deque[SnapshotJob] = deque()
         self._lines: deque[bytes] = deque(maxlen=PENDING)  # for the log
         self._ready = threading.Condition()
@@ -169,11 +171,11 @@ class Writer:
             try:
                 connection = connection or self.store.connect()
                 if rows:
-                    self._write_rows(connection, rows)
+                    self.write_rows(connection, rows)
                     self._lines.extend(self._told(rows))
                     rows = []
                 if job is not None:
-                    self._write_job(connection, job)
+                    self.write_job(connection, job)
                 self._write_lines()
                 self.trouble = None
             except (sqlite3.Error, OSError, StateError) as error:
@@ -184,9 +186,8 @@ class Writer:
         if connection is not None:
             connection.close()
 
-    def _write_rows(
-        self, connection: sqlite3.Connection, rows: list[tuple[str, tuple[Any, ...]]]
-    ) -> None:
+    def write_rows(self, connection: sqlite3.Connection, rows: list[Row]) -> None:
+        """Write events and answers, and remove old ones."""
         events = [row for table, row in rows if table == "events"]
         answers = [row for table, row in rows if table == "answers"]
         with connection:
@@ -200,7 +201,7 @@ class Writer:
             )
             self._prune(connection, [row[0] for _, row in rows if row[0] is not None])
 
-    def _told(self, rows: list[tuple[str, tuple[Any, ...]]]) -> list[bytes]:
+    def _told(self, rows: list[Row]) -> list[bytes]:
         """Events as lines of the log."""
         if self.log is None:
             return []
@@ -212,6 +213,11 @@ class Writer:
             for table, row in rows
             if table == "events"
         ]
+
+    def write_log(self, rows: list[Row]) -> None:
+        """Write events to the log; what cannot be written now comes with the next ones."""
+        self._lines.extend(self._told(rows))
+        self._write_lines()
 
     def _write_lines(self) -> None:
         if self._lines and self.log is not None:
@@ -230,7 +236,8 @@ class Writer:
                     (stream, stream, most),
                 )
 
-    def _write_job(self, connection: sqlite3.Connection, job: SnapshotJob) -> None:
+    def write_job(self, connection: sqlite3.Connection, job: SnapshotJob) -> None:
+        """Write a state, and remove old ones."""
         if not job.done.set_running_or_notify_cancel():
             return
         try:
@@ -245,9 +252,7 @@ class Writer:
             job.finished(row)
         job.done.set_result(row)
 
-    def _give_back(
-        self, rows: list[tuple[str, tuple[Any, ...]]], job: SnapshotJob | None, error: Exception
-    ) -> None:
+    def _give_back(self, rows: list[Row], job: SnapshotJob | None, error: Exception) -> None:
         """Say what is wrong and try again later; a failed snapshot is made anew by its stream."""
         self.trouble = f"{type(error).__name__}: {error}"[:200]
         if job is not None and not job.done.done():  # its turn did not even come

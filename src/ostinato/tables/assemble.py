@@ -9,14 +9,14 @@ from rich.console import Console
 
 from ostinato.errors import ConfigError, MissingResource, OstinatoError
 from ostinato.registry import METHODS, TABLES
-from ostinato.running.spec import Spec
 from ostinato.scoring.summary import Summary
 from ostinato.tables.cells import class_block, printed_row, value
+from ostinato.tables.groups import by_stream, run_ahead, run_group
 from ostinato.tables.naming import views_name, weights_name
 from ostinato.tables.plan import Plan, PlannedRow, insists, plan_table
 from ostinato.tables.render import ClassBlock, Heading, TableResult, TableRow
-from ostinato.tables.request import Request
-from ostinato.tables.rows import Outcome, Workers, run_rows
+from ostinato.tables.request import Outcome, Request
+from ostinato.tables.rows import Workers
 from ostinato.tables.seeds import seed_note
 from ostinato.tables.table import Measure, Table
 
@@ -52,8 +52,13 @@ def run_all(plan: Plan, console: Console) -> tuple[Found, dict[str, OstinatoErro
 
     Where only what is finished is asked for, a row needs all seeds of one part at least.
     """
-    with Workers(plan.request.jobs) as workers:
-        found, failed = _run_parts(plan, workers, console)
+    request = plan.request
+    ahead: Mapping[str, Outcome] = {}
+    if request.engine is not None and not request.finished:
+        specs = [spec for row in plan.rows for spec in row.specs.values()]
+        ahead = run_ahead(request.engine, specs, request, console)
+    with Workers(request.jobs) as workers:
+        found, failed = _run_parts(plan, workers, console, ahead)
     done = {label for label, _ in found}
     for row in plan.rows:
         if row.label not in done:
@@ -62,15 +67,16 @@ def run_all(plan: Plan, console: Console) -> tuple[Found, dict[str, OstinatoErro
 
 
 def _run_parts(
-    plan: Plan, workers: Workers, console: Console
+    plan: Plan, workers: Workers, console: Console, ahead: Mapping[str, Outcome]
 ) -> tuple[Found, dict[str, OstinatoError]]:
     found: Found = {}
     failed: dict[str, OstinatoError] = {}
     for part in plan.table.parts:
         specs = {row.label: row.specs[part.name] for row in plan.rows}
         kept = {label: spec for label, spec in specs.items() if label not in failed}
-        for group in _by_stream(kept):
-            for label, outcomes in _run_group(group, plan.request, workers, console).items():
+        for group in by_stream(kept):
+            made = run_group(group, plan.request, workers, console, ahead)
+            for label, outcomes in made.items():
                 error = next((o for o in outcomes if isinstance(o, OstinatoError)), None)
                 summaries = [o for o in outcomes if isinstance(o, Summary)]
                 if error is not None and insists(plan.table, plan.request):
@@ -80,40 +86,6 @@ def _run_parts(
                 elif len(summaries) == len(specs[label].seeds):
                     found[label, part.name] = summaries
     return found, failed
-
-
-def _by_stream(specs: Mapping[str, Spec]) -> list[dict[str, Spec]]:
-    """Rows that see the same batches, together."""
-    groups: dict[str, dict[str, Spec]] = {}
-    shown = {"stream", "data", "roots", "seeds", "batch_size", "device"}
-    for label, spec in specs.items():
-        groups.setdefault(spec.model_dump_json(include=shown), {})[label] = spec
-    return list(groups.values())
-
-
-def _run_group(
-    specs: Mapping[str, Spec], request: Request, workers: Workers, console: Console
-) -> dict[str, list[Outcome]]:
-    """Rows of one stream, seed by seed; what became of each."""
-    outcomes: dict[str, list[Outcome]] = {label: [] for label in specs}
-    for seed in next(iter(specs.values())).seeds:
-        rows = {
-            label: spec.replace(seeds=(seed,))
-            for label, spec in specs.items()
-            if not any(isinstance(one, OstinatoError) for one in outcomes[label])
-        }
-        made = run_rows(
-            rows,
-            out=request.out,
-            again=request.again,
-            finished_alone=request.finished,
-            memory=request.memory,
-            workers=workers,
-            console=console,
-        )
-        for label, outcome in made.items():
-            outcomes[label].append(outcome)
-    return outcomes
 
 
 def _with_rounds(columns: Sequence[Measure], found: Found) -> tuple[Measure, ...]:
@@ -181,6 +153,8 @@ def _result(
     small = table.small_notes if request.scale == "small" else ()
     timed = any(m.kind == "speed" for m in table.columns)
     beside = (_BESIDE.format(request.jobs),) if timed and request.jobs > 1 else ()
+    if request.engine is not None:
+        beside = (request.engine.said,)
     return TableResult(
         name=table.name,
         title=table.title,

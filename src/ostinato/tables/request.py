@@ -2,15 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeAlias
 
-from ostinato.errors import ConfigError, did_you_mean
+from rich.console import Console
+
+from ostinato.errors import ConfigError, OstinatoError, did_you_mean
 from ostinato.registry import METHODS
-from ostinato.running.spec import merge, parse_pairs
+from ostinato.running.spec import Spec, merge, parse_pairs
+from ostinato.scoring.summary import Summary
 from ostinato.tables.table import Scale, Table
+
+Outcome: TypeAlias = Summary | OstinatoError
+"""What became of one run."""
+
+
+def spec_key(spec: Spec) -> str:
+    """What tells specs apart before anything is opened; equal ones are one run."""
+    return spec.model_dump_json()
+
+
+class Engine(Protocol):
+    """Runs specs somewhere else than in processes of this machine."""
+
+    @property
+    def said(self) -> str:
+        """What a table says of where its rows ran."""
+        ...
+
+    def run(
+        self, specs: Sequence[Spec], *, out: Path, again: bool, memory: float, console: Console
+    ) -> Mapping[str, Outcome]:
+        """Run specs of one seed each, or find them done in `out`; by `spec_key`."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -32,6 +58,7 @@ class Request:
         factors: of learning rates, as a search chose them, by `name` or `name:preset`; each gives
             its method a second row.
         command: as typed, to stand in the result.
+        engine: what runs the rows, in place of processes of this machine.
     """
 
     scale: Scale = "small"
@@ -47,6 +74,7 @@ class Request:
     jobs: int = 1
     factors: Mapping[str, float] | None = None
     command: str = ""
+    engine: Engine | None = None
 
     def __post_init__(self) -> None:
         if self.again and self.finished:

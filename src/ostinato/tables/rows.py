@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 from rich.console import Console
 
@@ -23,6 +23,7 @@ from ostinato.running.job import open_stream
 from ostinato.running.runner import Interrupted, finished, run
 from ostinato.running.spec import Spec
 from ostinato.scoring.summary import Summary
+from ostinato.tables.request import Outcome, spec_key
 
 T = TypeVar("T")
 
@@ -56,10 +57,6 @@ class Workers:
     def __exit__(self, *_: object) -> None:
         if self._pool is not None:
             self._pool.shutdown(wait=True)
-
-
-Outcome: TypeAlias = Summary | OstinatoError
-"""What became of one run."""
 
 
 def run_rows(
@@ -170,7 +167,7 @@ def _equal(specs: Mapping[str, Spec]) -> list[list[str]]:
     """Labels of equal specs together."""
     groups: dict[str, list[str]] = {}
     for label, spec in specs.items():
-        groups.setdefault(spec.model_dump_json(), []).append(label)
+        groups.setdefault(spec_key(spec), []).append(label)
     return list(groups.values())
 
 
