@@ -23,6 +23,7 @@ from ostinato.api import adapt, collect_statistics, prepare
 from ostinato.checks import small_batches, small_model
 from ostinato.checks.small import clean_images, example_model, small_cnn
 from ostinato.errors import OstinatoError
+from ostinato.ops.processes import Processes
 from ostinato.ops.statistics import SourceStatistics
 from ostinato.registry import METHODS
 from ostinato.speed.ways import trusting
@@ -111,10 +112,13 @@ def refusals(known: SourceStatistics, group: Any, rank: int) -> dict[str, Any]:
     }
     said["then"] = [adapted(batch).shape[0], adapted.last.decision.evidence]
     said["copies"] = [copy.deepcopy(adapted).processes.size, pickled_size(adapted)]
+    twin = copy.deepcopy(adapted)
+    twin.processes = Processes(group)
     if rank:
         adapted.reset()  # without the other
     said["apart"] = message(lambda: adapted(batch))
     said["still"] = message(lambda: adapted(batch))
+    said["otherwise"] = message(lambda: twin.learn() if rank else twin.predict(batch))[:10]
     return said
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 import pytest
 import torch
@@ -72,8 +73,11 @@ def test_many_at_once_give_the_same_as_one_by_one(name: str, images: Tensor) -> 
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_floats_and_bytes_give_the_same_picture(name: str, images: Tensor) -> None:
-    levels = corrupt(images[:1], name, 2, [1])
+def test_the_seed_decides_where_declared_and_the_number_type_never(
+    name: str, images: Tensor
+) -> None:
+    levels, other = (corrupt(images[:1], name, 2, [seed]) for seed in (1, 2))
+    assert torch.equal(levels, other) != CORRUPTIONS[name].random
     for dtype in (torch.float32, torch.float64):
         given_back = corrupt(images[:1].to(dtype) / 255, name, 2, [1])
         assert given_back.dtype == dtype
@@ -81,16 +85,10 @@ def test_floats_and_bytes_give_the_same_picture(name: str, images: Tensor) -> No
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_the_seed_matters_where_declared(name: str, images: Tensor) -> None:
-    one, two = (corrupt(images[:1], name, 4, [seed]) for seed in (1, 2))
-    assert torch.equal(one, two) != CORRUPTIONS[name].random
-
-
-@pytest.mark.parametrize("name", ALL)
 def test_severity_grows(name: str) -> None:
     image = scene(96, 96)[None]
-    seeds = range(6)
-    many = image.expand(6, -1, -1, -1)
+    seeds = range(4)
+    many = image.expand(4, -1, -1, -1)
     change = [
         (corrupt(many, name, s, seeds).int() - many.int()).abs().float().mean() for s in (1, 5)
     ]
@@ -99,14 +97,13 @@ def test_severity_grows(name: str) -> None:
     assert min(change) > 0.5
 
 
-@pytest.mark.parametrize("constants", ["imagenet", "cifar"])
 @pytest.mark.parametrize("name", ALL)
-def test_small_pictures(name: str, constants: str) -> None:
+def test_small_pictures(name: str) -> None:
     image = scene(32, 32)[None]
-    for severity in SEVERITIES:
+    for constants, severity in itertools.product(("imagenet", "cifar"), SEVERITIES):
         out = corrupt(image, name, severity, [0], constants=constants)
         assert out.shape == image.shape
-    assert corrupt(image[:0], name, 1, [], constants=constants).shape[0] == 0
+    assert corrupt(image[:0], name, 1, []).shape[0] == 0
 
 
 @settings(max_examples=25, deadline=None)

@@ -40,27 +40,29 @@ def test_first_prediction_is_the_sources(preset, batches):
     assert adapted.last.domain == 0
 
 
-@pytest.mark.parametrize("preset", PRESETS)
-def test_every_preset_conforms(preset):
-    report = check_method("dual_expert", preset=preset, **LEARNS)
-    assert report.passed, str(report)
+VARIANTS = [
+    {"preset": "paper"},
+    {"max_domains": 2, "retire": "merge", "offload": True},
+    {"predict": "after", "steps": 2},
+    {"discriminator": {"kind": "oracle"}},
+]
+"""Each at the end of another way through the step; the default preset runs in test_checks.py."""
+FURTHER = [
+    {"preset": "source-free"},
+    {"experts": {"fusion": "input", "placement": "parallel"}},
+    {"max_domains": 2, "guard": False},
+    {"discriminator": {"descriptor": "cls-feature"}, "max_domains": 3},
+    {"discriminator": {"kind": "confidence-jump"}},
+    {"discriminator": {"kind": "random"}},
+]
 
 
 @pytest.mark.parametrize(
     "settings",
-    [
-        {"experts": {"fusion": "input", "placement": "parallel"}},
-        {"max_domains": 2, "guard": False},
-        {"max_domains": 2, "retire": "merge", "offload": True},
-        {"predict": "after", "steps": 2},
-        {"discriminator": {"descriptor": "cls-feature"}, "max_domains": 3},
-        {"discriminator": {"kind": "confidence-jump"}},
-        {"discriminator": {"kind": "random"}},
-        {"discriminator": {"kind": "oracle"}},
-    ],
+    [*VARIANTS, *(pytest.param(one, marks=pytest.mark.slow) for one in FURTHER)],
     ids=str,
 )
-def test_variants_conform(settings):
+def test_presets_and_variants_conform(settings):
     report = check_method("dual_expert", **LEARNS, **settings)
     assert report.passed, str(report)
 

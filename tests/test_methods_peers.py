@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
-from pathlib import Path
-
 import pytest
 import torch
 
 from ostinato import adapt
 from ostinato.api import prepare
 from ostinato.checks import check_method, small_batches, small_model
-from ostinato.methods.choosing import own_methods
 from ostinato.methods.contract import resolve_config
 from ostinato.registry import METHODS
 
@@ -42,13 +38,6 @@ LIVELY = {
 }
 
 
-@pytest.mark.parametrize("name", sorted(set(METHODS.names()) - set(own_methods())))
-def test_a_peer_is_one_file_short_enough_to_be_read_as_an_algorithm(name):
-    kind = METHODS[name]
-    assert kind.__module__ == f"ostinato.methods.{name}"
-    assert len(Path(inspect.getfile(kind)).read_text(encoding="utf-8").splitlines()) < 200
-
-
 def build(name, **settings):
     config = resolve_config(METHODS[name], None, settings)
     prepared = None
@@ -57,6 +46,7 @@ def build(name, **settings):
     return adapt(small_model(), name, prepared=prepared, **settings)
 
 
+@pytest.mark.slow  # every method's own settings are checked in test_checks.py, and move it
 @pytest.mark.parametrize("name", sorted(set(PEERS) - {"lame", "rmt", "roid"}))
 def test_peers_conform_while_they_really_adapt(name):
     # Those left out adapt under their defaults too, where every method is checked anyway.

@@ -45,9 +45,9 @@ def tune():
 # The public suite, at rest and at work.
 
 
-@pytest.mark.parametrize("preset", ["robust", "forward-only"])
-def test_the_suite_passes(preset):
-    report = check_method("ostinato", preset=preset)
+def test_the_suite_passes_without_gradients():
+    # With them it runs beside every other method, in test_checks.py.
+    report = check_method("ostinato", preset="forward-only")
     assert report.passed, str(report)
 
 

@@ -119,6 +119,7 @@ def test_a_run_of_another_machine_is_looked_for_but_not_begun(tmp_path: Path) ->
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow  # the demo's processes and a single run are stopped likewise in every test run
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGINT for groups")
 def test_ctrl_c_stops_all_rows_and_the_same_command_goes_on(tmp_path: Path) -> None:
     words = ["table", "imagenet-c", "--methods", "tent", "cotta", "--seeds", "1", "--jobs", "2"]

@@ -33,9 +33,9 @@ HEAD = """# Methods
 
 <!-- Made by `python docs/_site/write_methods.py docs/methods.md`; do not edit by hand. -->
 
-Every method is one file in `src/ostinato/methods`, registered by name; this page is made from what
-the files declare. `ostinato.adapt(model, NAME, preset=...)` and `ostinato run --method NAME` take
-the names of the first column, `ostinato check NAME` runs the conformance suite on one.
+Every method is one file or folder in `src/ostinato/methods`, registered by name; this page is made
+from what they declare. `ostinato.adapt(model, NAME, preset=...)` and `ostinato run --method NAME`
+take the names of the first column, `ostinato check NAME` runs the conformance suite on one.
 
 """
 LEGEND = """

@@ -14,7 +14,14 @@ from ostinato.types import StepOutput
 def parts(batch: Input, size: int) -> list[Input]:
     """The batch in parts of about `size` images, none much smaller than the others."""
     count = max(1, round(len(batch) / size))
-    return [replace(batch, pixels=part) for part in batch.pixels.tensor_split(count)]
+    found, start = [], 0
+    for pixels in batch.pixels.tensor_split(count):
+        told = batch.oracle
+        if isinstance(told, tuple):
+            told = told[start : start + len(pixels)]
+        found.append(replace(batch, pixels=pixels, oracle=told))
+        start += len(pixels)
+    return found
 
 
 def joined(parts: list[StepOutput]) -> StepOutput:

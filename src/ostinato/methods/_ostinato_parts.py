@@ -39,6 +39,9 @@ class OstinatoConfig(MethodConfig):
     apart: float = Field(5.5, gt=0, description="deviations between two domains")
     max_domains: int = Field(32, ge=2, description="domains that are kept, beside the source")
     buffer: int = Field(128, ge=8, description="latest images of a domain that maps are made from")
+    true_domains: bool = Field(
+        False, description="be told each image's domain: an upper bound for routing"
+    )
     compile: bool | Literal["auto"] = Field(
         False,
         description="on a GPU, capture whole answers and updates where the model allows it; "

@@ -59,7 +59,9 @@ class Answering:
         def inspect(self, batch: Input) -> None: ...  # noqa: D102
         def logits(self, batch: Input, pixels: Tensor | None = None) -> Tensor: ...  # noqa: D102
         def autocast(self) -> AbstractContextManager[Any]: ...  # noqa: D102
-        def _receive(self, images: Tensor, classes: Tensor | None, oracle: str | None) -> Input: ...
+        def _receive(
+            self, images: Tensor, classes: Tensor | None, oracle: Any, what: str = "step"
+        ) -> Input: ...
         def _refuse_detached(self) -> None: ...
 
     def forward(
@@ -115,7 +117,7 @@ class Answering:
         with torch.inference_mode(False), torch.no_grad(), products(self.config.precision):
             # An image of a new size is tried on the model, which whoever learns may be holding.
             with nullcontext() if self.model.knows(images) else self._lock:
-                batch = self._receive(images, classes, None)
+                batch = self._receive(images, classes, None, "predict")
             self.inspect(batch)
             with self.processes.together():
                 output = self.respond(batch)

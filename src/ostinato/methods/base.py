@@ -57,6 +57,8 @@ class Method(Answering, Persistent, Moving, Sharing, nn.Module):
     """The settings that say how fast it learns online."""
     example: ClassVar[Mapping[str, Any]] = {}
     """Settings under which a few small batches teach it; the conformance suite uses them."""
+    told_by_image: ClassVar[bool] = False
+    """Whether true domains, where it is told them, are told for every image of a batch."""
     batch_statistics: ClassVar[bool] = True
     """Whether batch norms see the batch's own statistics where their parameters move, which is what
     the authors of methods that move them do; without, they keep the source's."""
@@ -231,7 +233,11 @@ class Method(Answering, Persistent, Moving, Sharing, nn.Module):
     # The loop.
 
     def step(
-        self, images: Tensor, *, classes: Tensor | None = None, oracle: str | None = None
+        self,
+        images: Tensor,
+        *,
+        classes: Tensor | None = None,
+        oracle: str | tuple[str, ...] | None = None,
     ) -> StepOutput:
         """One batch; `oracle` (a true domain name) only for methods that declare that need."""
         self._refuse_detached()
@@ -281,17 +287,6 @@ class Method(Answering, Persistent, Moving, Sharing, nn.Module):
             updated |= self.update(batch, last)
         assert first is not None
         return first, last, updated
-
-    def _receive(self, images: Tensor, classes: Tensor | None, oracle: str | None) -> Input:
-        if oracle is not None and "domain labels" not in self.needs(self.config):
-            oracle = None  # a method that does not declare the need never sees the name
-        images, mine = self._whole(images, classes)
-        pixels = self.model.check(images)
-        if pixels.is_inference():
-            pixels = pixels.clone()
-        if classes is not None:
-            classes = self.model.check_classes(classes)
-        return Input(pixels, classes, oracle, mine)
 
     def detach(self) -> nn.Module:
         """Take the method out; returns the original module with its original weights."""

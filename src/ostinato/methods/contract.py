@@ -153,7 +153,8 @@ class Input:
     Attributes:
         pixels: of the whole batch.
         classes: the model's output columns in use, None for all.
-        oracle: the true domain's name, for methods that are told it.
+        oracle: the true domain's name, for methods that are told it; one an image, for those that
+            are told by image.
         mine: where this process' own images are, where several share the work; None for all.
 
     >>> import torch
@@ -163,7 +164,7 @@ class Input:
 
     pixels: Tensor
     classes: Tensor | None = None
-    oracle: str | None = None
+    oracle: str | tuple[str, ...] | None = None
     mine: slice | None = None
 
     def __post_init__(self) -> None:

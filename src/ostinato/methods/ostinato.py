@@ -22,8 +22,9 @@ from torch import Tensor
 
 from ostinato.domains.router import Router
 from ostinato.domains.texture import Texture
+from ostinato.domains.told import Told
 from ostinato.domains.verdict import SOURCE, Change
-from ostinato.errors import MissingResource
+from ostinato.errors import ConfigError, InputError, MissingResource
 from ostinato.experts.routed import Branch, Hooks
 from ostinato.methods._ostinato_answers import Answers
 from ostinato.methods._ostinato_batches import joined, parts
@@ -78,12 +79,15 @@ class Ostinato(Answers):
     default_preset = "robust"
     example = {"micro": 8, "enough": 8}
     follows = True
+    told_by_image = True
     wide = True
 
     @classmethod
     def needs(cls, config: MethodConfig) -> frozenset[Need]:
-        """Statistics of clean images."""
-        return frozenset({"source statistics"})
+        """Statistics of clean images; true domains where these are asked for."""
+        assert isinstance(config, OstinatoConfig)
+        told: frozenset[Need] = frozenset({"domain labels"} if config.true_domains else ())
+        return told | {"source statistics"}
 
     def configure(self) -> None:
         """Put hooks into the model, and set up routing and domains."""
@@ -95,6 +99,8 @@ class Ostinato(Answers):
                 "or the model's blocks give no tokens. Collect them anew with "
                 "ostinato.collect_statistics(model, clean_images)."
             )
+        if self.config.true_domains and not self.config.count_in:
+            raise ConfigError("true_domains=True needs count_in=True.")
         self.hooks = self.open_hooks()
         check_fits(statistics, self.hooks.blocks, self.fingerprint)
         self.statistics = statistics.to(self.model.device)
@@ -109,6 +115,7 @@ class Ostinato(Answers):
                 limit=config.max_domains,
             ),
         )
+        self.told = self.track("told", Told()) if config.true_domains else None
         self.bank = self.track("bank", DomainBank(self._new_branches, config, self._taken_over))
         self.publisher = self._publisher()
         self.captures, self.step_captures = self._captures(), self._step_captures()
@@ -152,7 +159,7 @@ class Ostinato(Answers):
             arrived = sent(self._described(batch.pixels))
             started = None if expected is None else self._start_step(batch, expected)
         described = arrived() if answered is None else answered.arrived()
-        change = self._take_in(batch.pixels, described, batch.classes)
+        change = self._take_in(batch.pixels, described, batch.classes, batch.oracle)
         ready = self._ready(change.owners)
         if ready is not None:
             return self._answer_and_learn(batch, described, change, ready, started)
@@ -166,17 +173,36 @@ class Ostinato(Answers):
 
     # Taking in.
 
-    def _take_in(self, pixels: Tensor, described: Tensor, classes: Tensor | None) -> Change:
+    def _routed(
+        self, described: Tensor, told: str | tuple[str, ...] | None
+    ) -> tuple[Change, Tensor]:
+        """What a batch does to the domains, and the domains of the latest images."""
+        if self.told is None:
+            change = self.router.observe(described)
+            return change, self.router.owner
+        if told is None:
+            raise InputError("With true_domains=True every batch needs its domains' names.")
+        names = (told,) * len(described) if isinstance(told, str) else told
+        change = self.told.observe(names)
+        return change, torch.tensor(change.owners)
+
+    def _take_in(
+        self,
+        pixels: Tensor,
+        described: Tensor,
+        classes: Tensor | None,
+        told: str | tuple[str, ...] | None = None,
+    ) -> Change:
         """Routing learns the batch, domains get its images, due maps are made; publishes."""
         self.events = []
-        change = self.router.observe(described)
+        change, latest = self._routed(described, told)
         levels = to_levels(pixels)
         self.bank.keep([image for image, new in zip(levels, change.known, strict=True) if new])
         for gone, into in change.merged:
             self.bank.merge(gone, into)
             self.events.append(f"merged domain {gone} into {into}")
         for domain, parent in change.founded.items():
-            self.bank.found(domain, parent, self.router.owner)
+            self.bank.found(domain, parent, latest)
             self.events.append(f"founded domain {domain}")
         for domain in dict.fromkeys(change.owners):
             if domain == SOURCE:
@@ -271,6 +297,7 @@ class Ostinato(Answers):
         """Take in what `predict` queued, and publish; whether anything was learned."""
         self._refuse_detached()
         moved, exactness = False, products(self.config.precision)
+        self.processes.agree(lambda: f"learn {self.standing()}")
         alike = self.processes.together()
         with self._lock, torch.inference_mode(False), torch.enable_grad(), exactness, alike:
             for _ in range(len(self.queue)):  # what comes meanwhile is the next call's

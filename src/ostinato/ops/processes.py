@@ -207,13 +207,22 @@ class Processes:
         """
         if self.size == 1:
             return images, None
-        heads = torch.stack(self._exchange(_head(images, standing())[None], [1] * self.size))[:, 0]
+        heads = self._heads(images, standing())
         self._check_heads(heads)
+        self._check_marks(heads)
         if self.given == "whole":
             return images, None
         counts = heads[:, 0].tolist()
         start = sum(counts[: self.rank])
         return torch.cat(self._exchange(images, counts)), slice(start, start + counts[self.rank])
+
+    def agree(self, standing: Callable[[], str]) -> None:
+        """Make sure that all are about to do the same, where no batch comes with it."""
+        if self.size > 1:
+            self._check_marks(self._heads(None, standing()))
+
+    def _heads(self, images: Any, standing: str) -> Tensor:
+        return torch.stack(self._exchange(_head(images, standing)[None], [1] * self.size))[:, 0]
 
     def _check_heads(self, heads: Tensor) -> None:
         shapes = [tuple(row) for row in heads[:, 1:-1].tolist()]
@@ -229,11 +238,13 @@ class Processes:
                 f"Processes were given images of different sizes or precisions ({shown}): resize "
                 "them to one size, and pass uint8 or float32 everywhere."
             )
+
+    def _check_marks(self, heads: Tensor) -> None:
         if len(set(heads[:, -1].tolist())) > 1:
             self._lost = (
-                "Processes that answer one stream no longer agree on its domains: one was called "
-                "without the others, or with other classes. Load a saved state on all of them, "
-                "into methods adapted anew."
+                "Processes that answer one stream no longer agree on it: one was called without "
+                "the others, otherwise than they, or with other classes. Adapt the model anew on "
+                "all of them, and load a saved state."
             )
             raise GroupError(self._lost)
 

@@ -31,6 +31,7 @@ from ostinato.running.spec import Spec
 from ostinato.running.wide import Leader, follow, same_start, started_processes, widened
 from ostinato.scoring.metrics import peak_memory, record_step, reset_peak
 from ostinato.scoring.summary import summarise
+from ostinato.types import Batch
 
 RUNS = "runs"
 PREPARED = "prepared"
@@ -225,7 +226,7 @@ def _loop(
             if afresh := stream.resets(index):
                 method.reset()
             output = method.step(
-                batch.images, classes=batch.classes, oracle=batch.domain if told else None
+                batch.images, classes=batch.classes, oracle=_names(method, batch) if told else None
             )
             if afresh:
                 output.events = (AFRESH, *output.events)
@@ -255,6 +256,12 @@ def _loop(
     leader.end()
     folder.state_path.unlink(missing_ok=True)  # large, and of no use to a finished run
     return folder
+
+
+def _names(method: Method, batch: Batch) -> str | tuple[str, ...]:
+    """What a method is told of a batch's true domains."""
+    by_image = batch.image_domains if method.told_by_image else None
+    return by_image or batch.domain
 
 
 def _descriptor(method: Method) -> tuple[float, ...]:

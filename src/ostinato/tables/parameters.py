@@ -10,9 +10,9 @@ import torch
 from ostinato.api import adapt, collect_statistics, prepare
 from ostinato.errors import OstinatoError
 from ostinato.methods.base import Method
-from ostinato.methods.contract import resolve_config
 from ostinato.models.loading import load_model
 from ostinato.registry import METHODS
+from ostinato.running.spec import CheckedSpec
 from ostinato.tables.naming import weights_name
 from ostinato.tables.plan import Plan, plan_table
 from ostinato.tables.render import TableRow, Value
@@ -34,7 +34,7 @@ def parameter_rows(table: Table, request: Request) -> tuple[Plan, list[TableRow]
     for row in plan.rows:
         spec = row.specs[table.parts[0].name].replace(device="cpu")
         try:
-            method = _build(row.variant, load_model(spec))
+            method = _build(spec, load_model(spec))
         except (OstinatoError, RuntimeError) as error:
             failed[row.label] = OstinatoError(str(error))
             continue
@@ -61,10 +61,9 @@ def _row(variant: Variant, method: Method, facts: dict[str, str]) -> TableRow:
     )
 
 
-def _build(variant: Variant, model: torch.nn.Module) -> Method:
+def _build(spec: CheckedSpec, model: torch.nn.Module) -> Method:
     """The method with whatever help it needs, taken from a few random images."""
-    kind = METHODS[variant.method]
-    config = resolve_config(kind, variant.preset, variant.settings)
+    kind, config = METHODS[spec.method], spec.config
     needs = kind.needs(config)
     given: dict[str, Any] = {}
     size = tuple(getattr(model, "pretrained_cfg", {}).get("input_size", (3, 224, 224)))
@@ -73,5 +72,5 @@ def _build(variant: Variant, model: torch.nn.Module) -> Method:
         given["statistics"] = collect_statistics(model, images)
     if "prepared file" in needs:
         labels = torch.arange(len(images))
-        given["prepared"] = prepare(model, variant.method, images, labels, **config.model_dump())
-    return adapt(model, variant.method, **given, **config.model_dump())
+        given["prepared"] = prepare(model, spec.method, images, labels, **config.model_dump())
+    return adapt(model, spec.method, **given, **config.model_dump())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -88,12 +89,32 @@ def _boxes(size: int, share: float, device: torch.device) -> tuple[Tensor, Tenso
 )
 def pixelate(x: Tensor, c: float, draws: Draws) -> Tensor:
     """Shrink by box averages, first along rows and then along columns, and enlarge again."""
-    height, width = x.shape[-2:]
-    columns, across, right = _boxes(width, c, x.device)
-    rows, down, below = _boxes(height, c, x.device)
-    small = ((x.float() @ columns) / across + 0.5).floor_()
-    small = ((rows.T @ small) / down[:, None] + 0.5).floor_().to(torch.uint8)
+    small = _shrunk(_shrunk(x, c, -1), c, -2).to(torch.uint8)
+    _, _, right = _boxes(x.shape[-1], c, x.device)
+    _, _, below = _boxes(x.shape[-2], c, x.device)
     return small.index_select(-1, right).index_select(-2, below)
+
+
+def _shrunk(x: Tensor, share: float, along: int) -> Tensor:
+    """Rounded box averages along one axis; boxes of one size are sums of every so many pixels."""
+    size = x.shape[along]
+    target = max(1, int(size * share))
+    if size % target == 0:
+        step = size // target
+        total = x[_every(step, 0, along)].float()
+        for first in range(1, step):
+            total += x[_every(step, first, along)]
+        return total.div_(step).add_(0.5).floor_()
+    matrix, sizes, _ = _boxes(size, share, x.device)
+    if along == -1:
+        return ((x.float() @ matrix) / sizes + 0.5).floor_()
+    return ((matrix.T @ x) / sizes[:, None] + 0.5).floor_()
+
+
+def _every(step: int, first: int, along: int) -> tuple[Any, ...]:
+    """Picks every so many pixels along one of the last two axes."""
+    some = slice(first, None, step)
+    return (..., some) if along == -1 else (..., some, slice(None))
 
 
 def _noise_fields(draws: Draws, shape: tuple[int, int], sigmas: tuple[float, float]) -> Tensor:

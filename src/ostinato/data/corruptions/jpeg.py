@@ -60,17 +60,25 @@ def _waves(scale: int, device: torch.device) -> Tensor:
     return (torch.kron(cosines, cosines).T * scale).round().float().contiguous().to(device)
 
 
+@lru_cache(maxsize=32)
+def _order(shape: torch.Size, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Where rows of eight pixels go when planes become blocks, and when blocks become planes.
+
+    Copying whole rows of eight by their numbers is several times as fast as a transposed copy.
+    """
+    batch, height, width = shape
+    rows = torch.arange(batch * height * width // 8)
+    there = rows.view(batch, height // 8, 8, width // 8).transpose(2, 3).reshape(-1)
+    return there.to(device), there.argsort().to(device)
+
+
 def _to_blocks(plane: Tensor) -> Tensor:
     """(B, H, W) to (blocks, 64)."""
-    batch, height, width = plane.shape
-    tiles = plane.view(batch, height // 8, 8, width // 8, 8).transpose(2, 3)
-    return tiles.reshape(-1, 64)
+    return plane.reshape(-1, 8).index_select(0, _order(plane.shape, plane.device)[0]).view(-1, 64)
 
 
 def _from_blocks(blocks: Tensor, shape: torch.Size) -> Tensor:
-    batch, height, width = shape
-    tiles = blocks.view(batch, height // 8, width // 8, 8, 8).transpose(2, 3)
-    return tiles.reshape(shape)
+    return blocks.reshape(-1, 8).index_select(0, _order(shape, blocks.device)[1]).view(shape)
 
 
 def _lossy(luma: Tensor, chroma: Tensor, quality: int) -> tuple[Tensor, Tensor]:
@@ -102,9 +110,10 @@ def _double(plane: Tensor, height: int, width: int) -> Tensor:
     near = wide[:, 1:-1] * 3
     rows = torch.stack((near + wide[:, :-2], near + wide[:, 2:]), 2).flatten(1, 2)
     near = rows[..., 1:-1] * 3
-    left, right = near + (rows[..., :-2] + 8), near + (rows[..., 2:] + 7)
-    out = torch.stack((left, right), 3).flatten(2, 3).mul_(1 / 16).floor_()
-    return out[:, :height, :width]
+    out = near.new_empty(*near.shape[:2], 2 * near.shape[2])
+    torch.add(near, rows[..., :-2] + 8, out=out[..., ::2])
+    torch.add(near, rows[..., 2:] + 7, out=out[..., 1::2])
+    return out.mul_(1 / 16).floor_()[:, :height, :width]
 
 
 @corruption(
@@ -117,7 +126,9 @@ def _double(plane: Tensor, height: int, width: int) -> Tensor:
 def jpeg_compression(x: Tensor, c: int, draws: Draws) -> Tensor:
     """What is left after baseline JPEG at quality c with halved chroma."""
     height, width = x.shape[-2:]
-    wide = F.pad(x.float(), (0, -width % 16, 0, -height % 16), mode="replicate")
+    wide = x.float()
+    if width % 16 or height % 16:
+        wide = F.pad(wide, (0, -width % 16, 0, -height % 16), mode="replicate")
     red, green, blue = wide.unbind(1)
     luma = (red * 0.299 + green * 0.587 + blue * 0.114).round_()
     cb = (red * -0.168735892 - green * 0.331264108 + blue * 0.5).add_(128).round_().clamp_(0, 255)
@@ -125,7 +136,8 @@ def jpeg_compression(x: Tensor, c: int, draws: Draws) -> Tensor:
     luma, chroma = _lossy(luma, _halve(torch.cat((cb, cr))), c)
     luma = luma[:, :height, :width]
     cb, cr = _double(chroma, height, width).sub_(128).chunk(2)
-    red = luma + (cr * 1.402).round_()
-    green = luma - (cb * 0.344136286 + cr * 0.714136286).round_()
-    blue = luma + (cb * 1.772).round_()
-    return torch.stack((red, green, blue), 1)
+    out = luma.new_empty(len(x), 3, height, width)
+    torch.add(luma, (cr * 1.402).round_(), out=out[:, 0])
+    torch.sub(luma, (cb * 0.344136286 + cr * 0.714136286).round_(), out=out[:, 1])
+    torch.add(luma, (cb * 1.772).round_(), out=out[:, 2])
+    return out

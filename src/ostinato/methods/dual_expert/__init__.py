@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from ostinato.domains.discriminator import Evidence, make_discriminator
+from ostinato.errors import InputError
 from ostinato.experts.pool import ExpertPool
 from ostinato.methods.base import Input, Method, MethodConfig, MethodInfo, Objective
 from ostinato.methods.contract import Need
@@ -169,11 +170,15 @@ class DualExpert(Method):
         )
 
     def _describe(self, batch: Input) -> Evidence:
+        if isinstance(batch.oracle, tuple):
+            raise InputError(
+                f"{self.name} takes a batch as one domain: name one, not one an image."
+            )
         features = self._features(batch) if self.discriminator.needs_features else None
         return Evidence(
             descriptors=self.discriminator.describe(three_colours(batch.pixels), features),
             confidence=partial(self._confidence, batch),
-            oracle=batch.oracle,
+            oracle=batch.oracle if isinstance(batch.oracle, str) else None,
             image_size=(int(batch.pixels.shape[-2]), int(batch.pixels.shape[-1])),
         )
 
