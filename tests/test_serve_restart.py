@@ -214,7 +214,7 @@ def test_a_row_never_names_a_file_that_is_not_whole(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(snapshots, "save_state", cut)
+        patch.setattr(snapshots, "write_atomically", cut)
         with pytest.raises(KeyboardInterrupt):
             snapshots.write_snapshot(store, connection, 1, state, header, None)
     assert store.snapshots(1) == []

@@ -129,8 +129,8 @@ def test_protocols_are_kept_apart() -> None:
     assert paper.cell("Source", "Mean").value == 55.8
     assert paper.cell("Source, normalised", "Mean").value == 44.5
     inputs = {
-        name: {row.method: printed_row(TABLES[name], row) for row in printed(name).rows}
-        for name in ("imagenet-c", "recurring-20")
+        name: {row.method: printed_row(TABLES[name], known, row) for row in known.rows}
+        for name, known in (("imagenet-c", paper), ("recurring-20", often))
     }
     assert inputs["imagenet-c"]["Source"].facts["Input"] == "raw [0, 1]"
     assert inputs["imagenet-c"]["FOA"].facts["Input"] == "normalised"

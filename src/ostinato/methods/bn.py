@@ -24,7 +24,14 @@ class BnConfig(MethodConfig):
 
 @METHODS.register("bn")
 class Bn(Method):
-    """Replace the running statistics of every batch norm by those of the batch."""
+    """Replace the running statistics of every batch norm by those of the batch.
+
+    >>> import timm, torch
+    >>> from ostinato import adapt
+    >>> net = timm.create_model("test_resnet", num_classes=10)
+    >>> adapt(net, "bn")(torch.rand(4, 3, 96, 96)).shape
+    torch.Size([4, 10])
+    """
 
     name = "bn"
     rates = ()

@@ -23,7 +23,11 @@ from ostinato.types import Decision
 
 
 class KffConfig(MethodConfig):
-    """Settings of KFF."""
+    """Settings of KFF.
+
+    >>> KffConfig(prompts=4).lr
+    0.1
+    """
 
     optimizer: OptimizerName = Field("adamw", description="adam, adamw or sgd")
     lr: float = Field(0.1, ge=0, description="learning rate of the domain prompt")

@@ -23,7 +23,11 @@ from ostinato.types import Decision
 
 
 class VidaConfig(MethodConfig):
-    """Settings of ViDA."""
+    """Settings of ViDA.
+
+    >>> VidaConfig(low_rank=2).high_rank
+    128
+    """
 
     optimizer: OptimizerName = Field("sgd", description="adam, adamw or sgd")
     lr: float = Field(5e-7, ge=0, description="learning rate of the model")

@@ -28,7 +28,11 @@ FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class Kind(NamedTuple):
-    """A kind of JSON value: in words, and as a test."""
+    """A kind of JSON value: in words, and as a test.
+
+    >>> Kind("a name", lambda value: isinstance(value, str)).fits("fog")
+    True
+    """
 
     words: str
     fits: Callable[[Any], bool]

@@ -34,7 +34,11 @@ VERSION = 2
 
 
 class ResumePoint(NamedTuple):
-    """Where to go on: the next batch, and the state that precedes it (None: from scratch)."""
+    """Where to go on: the next batch, and the state that precedes it (None: from scratch).
+
+    >>> ResumePoint(3, None).next_index
+    3
+    """
 
     next_index: int
     state: State | None

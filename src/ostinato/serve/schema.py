@@ -9,6 +9,9 @@ from pydantic import BaseModel, ConfigDict, Field
 Role = Literal["predict", "operate", "read"]
 ROLES: tuple[Role, ...] = ("predict", "operate", "read")
 
+NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
+"""Names of streams, checkpoints and keys."""
+
 
 class Body(BaseModel):
     """Base of everything below: unknown fields of a request are errors."""
@@ -17,7 +20,11 @@ class Body(BaseModel):
 
 
 class Guess(Body):
-    """One label with its probability."""
+    """One label with its probability.
+
+    >>> Guess(label=3, probability=0.94).name is None
+    True
+    """
 
     label: int = Field(description="index of the model's output", examples=[3])
     name: str | None = Field(None, description="what the model calls it", examples=["cat"])
@@ -120,9 +127,13 @@ class SnapshotInfo(Body):
 
 
 class CheckpointRequest(Body):
-    """A checkpoint to be made."""
+    """A checkpoint to be made.
 
-    name: str = Field(examples=["before-winter"])
+    >>> CheckpointRequest(name="before-winter").name
+    'before-winter'
+    """
+
+    name: str = Field(pattern=f"^{NAME}$", examples=["before-winter"])
 
 
 class RollbackRequest(Body):

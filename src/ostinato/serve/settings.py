@@ -12,9 +12,8 @@ from ostinato.config import Config
 from ostinato.errors import ConfigError
 from ostinato.models import Normalize
 from ostinato.ops.precision import Precision
+from ostinato.serve.schema import NAME
 
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-"""Names of streams, checkpoints and keys."""
 Preset = Literal["robust", "forward-only"]
 
 
@@ -28,7 +27,7 @@ def check_name(name: str, what: str = "stream") -> str:
         ...
     ostinato.errors.ConfigError: A stream's name has 1 to 64 letters, digits, '.', '_' or '-'...
     """
-    if NAME.fullmatch(name) is None:
+    if re.fullmatch(NAME, name) is None:
         raise ConfigError(
             f"A {what}'s name has 1 to 64 letters, digits, '.', '_' or '-' and begins with a "
             "letter or a digit."
@@ -48,7 +47,11 @@ class StreamOptions(Config):
 
 
 class Limits(Config):
-    """What a request may be; checked before anything is decoded."""
+    """What a request may be; checked before anything is decoded.
+
+    >>> Limits(images=8).body_mb
+    32.0
+    """
 
     body_mb: float = Field(32.0, gt=0, description="megabytes of a request's body")
     state_mb: float = Field(512.0, gt=0, description="megabytes of an imported state")

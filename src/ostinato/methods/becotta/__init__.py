@@ -28,7 +28,11 @@ DOMAINS = ("source", "dark", "haze", "blur")
 
 
 class BecottaConfig(MethodConfig):
-    """Settings of BECoTTA."""
+    """Settings of BECoTTA.
+
+    >>> BecottaConfig(rank=4).experts
+    6
+    """
 
     lr: float = Field(6e-7, ge=0, description="learning rate")
     experts: int = Field(6, ge=1, description="experts after a block")

@@ -14,7 +14,11 @@ from ostinato.ops.optim import OptimizerName
 
 
 class DualExpertConfig(MethodConfig):
-    """Settings of the dual-expert method. The defaults are `source-free`; `paper` differs."""
+    """Settings of the dual-expert method. The defaults are `source-free`; `paper` differs.
+
+    >>> DualExpertConfig(lr=1e-4).optimizer
+    'adam'
+    """
 
     experts: ExpertConfig = Field(ExpertConfig(), description="the two branches")
     discriminator: DiscriminatorConfig = Field(

@@ -34,7 +34,11 @@ STILL = 1e-3
 
 
 class PeaConfig(MethodConfig):
-    """Settings of PEA."""
+    """Settings of PEA.
+
+    >>> PeaConfig(views=0).crop
+    0.9
+    """
 
     rate: float = Field(0.02, gt=0, le=1, description="share of a batch in the target's moments")
     smoothing: float = Field(0.2, gt=0, le=1, description="of the drift and of the entropy")

@@ -24,7 +24,11 @@ RELEASED: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 
 
 class ReservoirConfig(MethodConfig):
-    """Settings of ReservoirTTA."""
+    """Settings of ReservoirTTA.
+
+    >>> ReservoirConfig(inner="eata").slots
+    16
+    """
 
     inner: str = Field(
         "tent", description="tent, eta, eata, sar or roid as the release has them; or any other"

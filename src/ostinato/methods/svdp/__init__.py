@@ -19,7 +19,11 @@ from ostinato.types import Decision
 
 
 class SvdpConfig(MethodConfig):
-    """Settings of SVDP."""
+    """Settings of SVDP.
+
+    >>> SvdpConfig(sparsity=0.01).ema
+    0.999
+    """
 
     lr: float = Field(3e-4, ge=0, description="learning rate of the model")
     prompt_lr: float = Field(1e-2, ge=0, description="learning rate of the prompt")
