@@ -56,6 +56,7 @@ class Memo(Method):
         ),
     )
     presets = {"imagenet-c": {"lr": 1e-5, "views": 64}}
+    example = {"views": 4}
 
     def trainable(self) -> dict[str, nn.Parameter]:
         """Everything."""
