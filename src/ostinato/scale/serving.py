@@ -11,10 +11,7 @@ import socket
 import sys
 from collections.abc import Callable
 from math import ceil
-from types import FrameType
 from typing import Any
-
-import uvicorn
 
 from ostinato.errors import ConfigError
 from ostinato.scale.cluster import NAMESPACE, connected, here, on_node
@@ -23,7 +20,7 @@ from ostinato.scale.front_app import make_front_app
 from ostinato.scale.keeper import Keeper
 from ostinato.scale.resources import Resources
 from ostinato.scale.shard import ShardActor
-from ostinato.serve.running import check_closed, listen
+from ostinato.serve.running import check_closed, listen, until_told
 from ostinato.serve.settings import Settings
 from ostinato.serve.store import Store
 
@@ -169,26 +166,4 @@ def _listen_on(
         if begun is not None:
             begun(address)
 
-    config = uvicorn.Config(
-        make_front_app(front, store, opened),
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        timeout_keep_alive=30,
-        timeout_graceful_shutdown=3,
-        h11_max_incomplete_event_size=32 * 1024,
-    )
-    _Server(config, front).run(sockets=[taken])
-
-
-class _Server(uvicorn.Server):
-    """Lets live pages end by themselves when it is told to stop."""
-
-    def __init__(self, config: uvicorn.Config, front: Front) -> None:
-        super().__init__(config)
-        self.front = front
-
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """A signal came."""
-        self.front.leaving = True
-        super().handle_exit(sig, frame)
+    until_told(make_front_app(front, store, opened), front, taken)

@@ -7,8 +7,10 @@ import socket
 import sys
 from collections.abc import Callable
 from types import FrameType
+from typing import Protocol
 
 import uvicorn
+from fastapi import FastAPI
 
 from ostinato.errors import ConfigError
 from ostinato.serve.app import make_app
@@ -79,8 +81,19 @@ def run(settings: Settings, begun: Callable[[str], None] | None = None) -> None:
         if begun is not None:
             begun(address)
 
+    until_told(make_app(fleet, opened), fleet, taken)
+
+
+def until_told(app: FastAPI, known: Leaves, taken: socket.socket) -> None:
+    """Answer on a socket until a signal comes; live pages end by themselves then.
+
+    Args:
+        app: what answers.
+        known: told when it is time to leave.
+        taken: the socket, bound.
+    """
     config = uvicorn.Config(
-        make_app(fleet, opened),
+        app,
         log_config=None,
         access_log=False,
         server_header=False,
@@ -88,17 +101,23 @@ def run(settings: Settings, begun: Callable[[str], None] | None = None) -> None:
         timeout_graceful_shutdown=3,
         h11_max_incomplete_event_size=32 * 1024,
     )
-    _Server(config, fleet).run(sockets=[taken])
+    _Server(config, known).run(sockets=[taken])
+
+
+class Leaves(Protocol):
+    """Something that is told when the server stops."""
+
+    leaving: bool
 
 
 class _Server(uvicorn.Server):
-    """Lets live pages end by themselves when it is told to stop."""
+    """Tells of a signal before it stops."""
 
-    def __init__(self, config: uvicorn.Config, fleet: Fleet) -> None:
+    def __init__(self, config: uvicorn.Config, known: Leaves) -> None:
         super().__init__(config)
-        self.fleet = fleet
+        self.known = known
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """A signal came."""
-        self.fleet.leaving = True
+        self.known.leaving = True
         super().handle_exit(sig, frame)
