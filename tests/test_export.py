@@ -14,6 +14,7 @@ import torch
 import ostinato
 from ostinato.errors import ConfigError, MissingResource, StateError
 from ostinato.exporting import input_maps
+from ostinato.methods._ostinato_temperature import tempered
 from ostinato.ops.features import FeatureTaps
 
 kit = runpy.run_path(str(Path(__file__).with_name("_backbones.py")))
@@ -28,7 +29,8 @@ def _met(family, preset):
 def _live(adapted, batch, domains):
     placed = adapted.publisher.placed(adapted.version)
     received = adapted._receive(batch, None, None)
-    return adapted._forward(received, placed, placed.index(domains))
+    logits = adapted._forward(received, placed, placed.index(domains))
+    return tempered(logits, domains, adapted.version.temperatures)
 
 
 def _trusted(adapted):
