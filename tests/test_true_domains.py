@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import runpy
 from pathlib import Path
 
@@ -10,6 +11,8 @@ import torch
 
 from ostinato.errors import ConfigError, InputError
 from ostinato.methods import _ostinato_maps as core
+from ostinato.running.runner import run
+from ostinato.running.spec import Spec
 
 kit = runpy.run_path(str(Path(__file__).with_name("_ostinato_small.py")))
 build, shifted, clean = kit["build"], kit["shifted"], kit["clean"]
@@ -58,3 +61,22 @@ def test_what_cannot_be_is_refused(small):
     with pytest.raises(InputError, match="names"):
         build(small, true_domains=True).step(clean(1)[0])
     assert build(small).step(clean(1)[0], oracle="a").domains == (0,) * 8  # never told otherwise
+
+
+def test_a_run_over_mixed_batches_tells_every_image(tmp_path):
+    spec = Spec.parse(
+        {
+            "method": "ostinato",
+            "preset": "forward-only",
+            "model": "embedded",
+            "statistics": "embedded",
+            "stream": "mixed",
+            "batch_size": 30,
+            "data": {"dataset": "embedded", "limit": 10, "domains": ["fog", "contrast", "frost"]},
+            "settings": {"true_domains": True},
+        }
+    )
+    run(spec, out=tmp_path, quiet=True)
+    routing = json.loads(next(tmp_path.glob("*/summary.json")).read_text())["routing"]
+    assert routing["ami"] == pytest.approx(1.0)
+    assert routing["found"] == 3

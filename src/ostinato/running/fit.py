@@ -87,7 +87,7 @@ def check_task(spec: Spec, stream: Stream, config: MethodConfig) -> None:
             f"{spec.method} does not do {stream.task}. {did_you_mean(spec.method, able)}"
         )
     mixed = any(len(segment.parts) > 1 for segment in stream.segments)
-    if mixed and "domain labels" in kind.needs(config):
+    if mixed and "domain labels" in kind.needs(config) and not kind.told_by_image:
         raise ConfigError(
             f"{spec.label} is told the true domain, but batches of {spec.stream} mix several: "
             "choose the stream continual or recurring, or discriminator.kind = fdd."
