@@ -19,8 +19,10 @@ import torch
 from ostinato.errors import StateError
 from ostinato.scale.fence import StaleShard, StaleStream
 from ostinato.scale.front import Front
+from ostinato.scale.remote import RemoteStore
 from ostinato.scale.shard import Shard
 from ostinato.serve.batching import Away
+from ostinato.serve.store import StorageError
 
 shards = runpy.run_path(str(Path(__file__).with_name("_shards.py")))
 Actor, Gone, get, keeper, predict, shard, batches, wait_for = (
@@ -181,3 +183,10 @@ def test_a_shard_that_is_killed_under_load_comes_back_with_one_writer() -> None:
     assert not index["epochs out of order"]
     assert not index["states under another epoch"]
     assert not index["too old"]
+
+
+def test_a_shard_changes_its_index_through_the_keeper_alone() -> None:
+    store = RemoteStore(lambda *_: (1, []), shard=0)
+    with pytest.raises(StorageError, match="keeper"):
+        store.changing()
+    store.close()

@@ -12,7 +12,7 @@ from ostinato.methods.base import Input
 from ostinato.ops.moments import BlockMoments, token_moments
 
 if TYPE_CHECKING:
-    from ostinato.methods.ostinato import Ostinato
+    from ostinato.methods._ostinato_learning import Learner
 
 IMAGES = 32
 """Latest images of a domain that distances are measured on."""
@@ -37,7 +37,7 @@ def block_distance(source: BlockMoments, other: BlockMoments) -> float:
     return float(((moved + changed) / spread.square().sum().clamp_min(1e-12)).sqrt())
 
 
-def domain_distances(method: Ostinato) -> dict[str, Any]:
+def domain_distances(method: Learner) -> dict[str, Any]:
     """Per domain: its trust, and per block the distance to the source before and after its expert.
 
     Nothing of the method changes. Domains whose latest images were dropped are left out.
@@ -59,7 +59,7 @@ def domain_distances(method: Ostinato) -> dict[str, Any]:
     return found
 
 
-def _distances(method: Ostinato, batch: Input, expert: Expert, shared: Any) -> list[float]:
+def _distances(method: Learner, batch: Input, expert: Expert, shared: Any) -> list[float]:
     moments: list[BlockMoments] = []
 
     def keep(tokens: Tensor) -> Tensor:

@@ -26,10 +26,9 @@ from ostinato.domains.told import Told
 from ostinato.domains.verdict import SOURCE, Change
 from ostinato.errors import ConfigError, InputError, MissingResource
 from ostinato.experts.routed import Branch, Hooks
-from ostinato.methods._ostinato_answers import Answers
 from ostinato.methods._ostinato_batches import joined, parts
 from ostinato.methods._ostinato_capture import sent
-from ostinato.methods._ostinato_distances import domain_distances
+from ostinato.methods._ostinato_counts import Counted
 from ostinato.methods._ostinato_parts import (
     PRESETS,
     Domain,
@@ -41,7 +40,6 @@ from ostinato.methods._ostinato_state import DomainBank
 from ostinato.methods._ostinato_step import Started
 from ostinato.methods.base import Input, MethodInfo
 from ostinato.methods.contract import MethodConfig, Need
-from ostinato.ops.moments import map_rank
 from ostinato.ops.precision import products
 from ostinato.ops.statistics import check_fits
 from ostinato.registry import METHODS
@@ -49,7 +47,7 @@ from ostinato.types import StepOutput
 
 
 @METHODS.register("ostinato")
-class Ostinato(Answers):
+class Ostinato(Counted):
     """Per-image routing, experts from moments, learning on top.
 
     >>> import timm
@@ -329,45 +327,7 @@ class Ostinato(Answers):
         if hasattr(self, "hooks"):
             self.hooks.remove()
 
-    def trained(self) -> int:
-        """Shared branch and one domain's, where it learns."""
-        if not self.config.learn:
-            return 0
-        ranks = self.config.shared_rank + self.config.domain_rank
-        return sum(2 * width * ranks for _, width in self.hooks.widths)
-
-    def added(self, domains: int = 1) -> int:
-        """Maps and branches of so many domains, and the shared branch."""
-        config = self.config
-        widths = [block.mean.numel() for block in self.statistics.tokens]
-        maps = sum((2 if map_rank(w) < w else 1) * w * map_rank(w) + 2 * w for w in widths)
-        own = shared = 0
-        if config.learn:
-            own = sum(2 * width * config.domain_rank for _, width in self.hooks.widths)
-            shared = sum(2 * width * config.shared_rank for _, width in self.hooks.widths)
-        return shared + domains * (maps + own)
-
-    def details(self) -> list[str]:
-        """Domains so far with their trust, and what they take."""
-        count = len(self.bank.domains)
-        bound = self.added(self.config.max_domains) * 4 / 2**20
-        return [
-            f"  domains so far   {count} of at most {self.config.max_domains}",
-            f"  memory           at most {bound:.0f} MB of experts and "
-            f"{self.config.buffer_mb:.0f} MB of latest images",
-            *(f"  statistics       {doubt}" for doubt in self.statistics.doubts()),
-        ]
-
     def standing(self) -> str:
         """Steps, what is queued, and the domains with their trust."""
         known, waiting = self.version, len(self.queue)
         return f"{super().standing()} {known.number} {waiting} {known.view.ids} {known.shares}"
-
-    def diagnose(self) -> dict[str, Any]:
-        """How far each domain's blocks lie from the source's, before and after its expert."""
-        return {"blocks": domain_distances(self)} if self.bank.domains else {}
-
-    @classmethod
-    def scaled(cls, config: Any, factor: float) -> dict[str, Any]:
-        """Nothing to scale where nothing is learned."""
-        return super().scaled(config, factor) if config.learn else {}

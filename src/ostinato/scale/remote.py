@@ -53,8 +53,8 @@ class RemoteStore(Store):
         return sqlite3.connect(":memory:", check_same_thread=False)
 
     def changing(self) -> NoReturn:
-        """Changes are the keeper's to make."""
-        raise NotImplementedError
+        """Changes are the keeper's to make: each has a method of its own here."""
+        raise StorageError("A shard changes its index through the keeper alone.")
 
     def rows(self, query: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """What a query finds."""
