@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 import ostinato
 from ostinato.data.corruptions import corrupt
+from ostinato.errors import DataError, OstinatoError
 from ostinato.methods.base import Input, Method
 from ostinato.models.loading import load_model
 from ostinato.ops.statistics import SourceStatistics
@@ -94,7 +95,8 @@ def prepared(args: Args) -> Setting:
     clean = load_source(open_source(args.clean, args.root), model, count=count)
     shown = open_source(args.images, args.root)
     found = load_source(shown, model, count=min(len(shown), 1200), seed=args.seed)
-    assert found.labels is not None
+    if found.labels is None:
+        raise DataError(f"The labels of {args.images} do not fit the model's outputs.")
     statistics = ostinato.collect_statistics(model, clean.images)
     return Setting(args, model, statistics, found.images, found.labels)
 
@@ -219,4 +221,7 @@ def main(args: Args) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(tyro.cli(Args, description=__doc__)))
+    try:
+        sys.exit(main(tyro.cli(Args, description=__doc__)))
+    except OstinatoError as error:
+        sys.exit(f"error: {error}")
