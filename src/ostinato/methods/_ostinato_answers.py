@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ostinato.domains.texture import Texture
 from ostinato.domains.verdict import FAR, Change
-from ostinato.experts.routed import Acting, Branch
+from ostinato.experts.routed import EVERY, Acting, Branch
 from ostinato.experts.stack import Layout
 from ostinato.methods._ostinato_capture import Answered, Captures
 from ostinato.methods._ostinato_learning import Differentiated, Learner
@@ -38,7 +38,8 @@ class Answers(Learner):
     _said = False
 
     def _publisher(self) -> Publisher:
-        blocks = [(block.mean.numel(), block.prefix.shape[0]) for block in self.statistics.tokens]
+        mapped = self.statistics.tokens[::EVERY]
+        blocks = [(block.mean.numel(), block.prefix.shape[0]) for block in mapped]
         layout = Layout(
             tuple((width, map_rank(width), prefix) for width, prefix in blocks),
             tuple((width, self.config.domain_rank) for _, width in self.hooks.widths),

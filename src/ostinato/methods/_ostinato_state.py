@@ -38,6 +38,7 @@ class DomainBank:
         branches: makes new branches for a label.
         config: the method's settings.
         changed: called after a state was taken over.
+        places: how many maps an expert has.
     """
 
     finds_places = True
@@ -48,8 +49,10 @@ class DomainBank:
         branches: Callable[[object], FlatBranches],
         config: OstinatoConfig,
         changed: Callable[[], None],
+        places: int,
     ) -> None:
         self._branches, self.config, self._changed = branches, config, changed
+        self.places = places
         self._clear()
 
     def _clear(self) -> None:
@@ -191,7 +194,7 @@ class DomainBank:
 
     def expected(self, state: State) -> Expected:
         """See `expected_bank`."""
-        return expected_bank(state, self._branches, self.config.buffer)
+        return expected_bank(state, self._branches, self.config.buffer, self.places)
 
     def import_state(self, state: State) -> None:
         """Become what `export_state` described."""
