@@ -28,7 +28,7 @@ def trusting(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "images, due", [(20, 40), (50, 80), (100, 240), (239, 240), (240, 960), (999, 3840)]
+    ("images", "due"), [(20, 40), (50, 80), (100, 240), (239, 240), (240, 960), (999, 3840)]
 )
 def test_maps_are_due_ever_more_rarely(images, due):
     domain = Domain(due=20, images=images)
