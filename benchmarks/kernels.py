@@ -230,11 +230,15 @@ def sweep(count: int) -> None:
             times = "".join(f"{name} {_tried(works[name])}   " for name in names)
             print(f"{cut!s:22}{times}", flush=True)
         module.TILES[2] = usual
-    usual = texture.CELLS, texture.WARPS
-    for cut in [(32, 8), (16, 4), (16, 8), (32, 4), (64, 8), (64, 16), (32, 16)]:
-        texture.CELLS, texture.WARPS = cut
+    names = ("CELLS", "WARPS", "PIXELS", "TURNS")
+    usual = {name: getattr(texture, name) for name in names}
+    for cut in [
+        (32, 8, 1024, 4), (16, 4, 1024, 4), (32, 4, 1024, 4), (64, 8, 1024, 4), (64, 16, 1024, 4),
+        (32, 8, 512, 4), (32, 8, 1024, 2), (32, 8, 1024, 8), (32, 8, 2048, 2), (32, 8, 2048, 4),
+    ]:  # fmt: skip
+        vars(texture).update(zip(names, cut, strict=True))
         print(f"{cut!s:22}describe {_tried(works['describe'])}", flush=True)
-    texture.CELLS, texture.WARPS = usual
+    vars(texture).update(usual)
 
 
 def _tried(work: Callable[[], Any]) -> str:

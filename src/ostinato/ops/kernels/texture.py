@@ -1,8 +1,10 @@
-"""The descriptor of images in one pass over their pixels; the plain version is `domains.texture`.
+"""The descriptor of images by three kernels; the plain version is `domains.texture`.
 
-An image is cut into cells of 8 × 8 pixels, and a program takes some of them: grey is transformed by
-cell, the two colour planes by its four quarters, and every pixel is counted by tone and by its step
-to the right. What the programs of an image found is then added up and finished by another kernel.
+One takes cosine transforms: an image is cut into cells of 8 × 8 pixels, of which grey is
+transformed whole and the two colour planes by quarters. One counts every pixel by its tones and by
+its steps to the right. Both leave sums of a few cells or pixels each, which the third adds up and
+finishes. (One kernel for the first two would read pixels once, and need more registers than there
+are.)
 """
 
 from __future__ import annotations
@@ -15,99 +17,118 @@ from torch import Tensor
 from ostinato.ops.kernels.maps import _on
 
 CELLS, WARPS = 32, 8
-"""Cells that a program takes, and its warps."""
-NOTES = 384
-"""Numbers that it leaves: 3 · 64 of grey, 4 · 16 of colours, 3 · 32 tones, 3 · 8 steps."""
-GREY, COLOUR, TONES, STEPS = (tl.constexpr(at) for at in (0, 192, 256, 352))
+"""Cells of 8 × 8 pixels that a program transforms, and its warps."""
+PIXELS, TURNS = 1024, 4
+"""Pixels that a program counts at a time, and how often."""
+SUMS, COUNTS = 256, 120
+"""Numbers that a program leaves: 3 · 64 of grey, 4 · 16 of colours; 3 · 32 tones, 3 · 8 steps."""
 
 
 @triton.jit
-def _tone_counts(values, inside, BINS: tl.constexpr, SIZE: tl.constexpr):
-    """How many pixels are in each bin; pixels outside count in the first, and are taken off it."""
-    values = tl.where(values == values, values, 0.0) * BINS
-    bins = tl.minimum(tl.maximum(values, 0.0), BINS - 1.0).to(tl.int32)
-    return _counts(tl.where(inside, bins, 0), inside, BINS, SIZE)
+def _planes(at, p_c, inside, R: tl.constexpr, G: tl.constexpr, B: tl.constexpr):
+    """Red, green, blue, and the planes that are transformed: grey, red − green, blue − green."""
+    red = tl.load(at, mask=inside, other=0.0)
+    green = tl.load(at + p_c, mask=inside, other=0.0)
+    blue = tl.load(at + 2 * p_c, mask=inside, other=0.0)
+    return red, green, blue, R * red + G * green + B * blue, red - green, blue - green
 
 
 @triton.jit
-def _step_counts(values, inside, edges, EDGES: tl.constexpr, SIZE: tl.constexpr):
+def _tones_of(values, inside, outside):
+    values = tl.where(values == values, values, 0.0) * 32
+    bins = tl.minimum(tl.maximum(values, 0.0), 31.0).to(tl.int32)
+    return _counts(tl.where(inside, bins, 0), outside, 32)
+
+
+@triton.jit
+def _steps_of(values, inside, outside, edges):
     """How many steps are beyond none, one, two, ... of the edges."""
     beyond = tl.zeros(values.shape, tl.int32)
-    for k in tl.static_range(EDGES):
+    for k in tl.static_range(7):
         beyond += (values > tl.load(edges + k)).to(tl.int32)
-    return _counts(tl.where(inside, beyond, 0), inside, EDGES + 1, SIZE)
+    return _counts(tl.where(inside, beyond, 0), outside, 8)
 
 
 @triton.jit
-def _counts(bins, inside, BINS: tl.constexpr, SIZE: tl.constexpr):
-    outside = SIZE - tl.sum(tl.reshape(inside.to(tl.int32), (SIZE,)), 0)
-    found = tl.histogram(tl.reshape(bins, (SIZE,)), BINS)
-    return (found - tl.where(tl.arange(0, BINS) == 0, outside, 0)).to(tl.float32)
+def _counts(bins, outside, BINS: tl.constexpr):
+    """A histogram; pixels outside are in its first bin, and taken off it."""
+    return tl.histogram(bins, BINS) - tl.where(tl.arange(0, BINS) == 0, outside, 0)
 
 
 @triton.jit
-def _noted(notes, at, plane, bank, whole, BC: tl.constexpr, PIXELS: tl.constexpr,
-           ABSENT: tl.constexpr, LIMIT: tl.constexpr):  # fmt: skip
-    """Sums of a cosine transform's sizes and squares, and of near-zero responses where asked."""
-    ranks = tl.arange(0, PIXELS)
-    basis = tl.load(bank + ranks[:, None] * PIXELS + ranks[None])
-    response = tl.dot(tl.where(whole, plane, 0.0), basis, input_precision="ieee")
-    size = tl.abs(response)
-    tl.store(notes + at + ranks, tl.sum(size, 0))
-    tl.store(notes + at + PIXELS + ranks, tl.sum(response * response, 0))
-    if ABSENT:
-        none = tl.where((size < LIMIT) & whole, 1.0, 0.0)
-        tl.store(notes + at + 2 * PIXELS + ranks, tl.sum(none, 0))
+def _count(pixels, notes, edges, height, width, tiles, p_b, p_c, p_h, p_w,
+           COUNTS: tl.constexpr, SIZE: tl.constexpr, TURNS: tl.constexpr,
+           R: tl.constexpr, G: tl.constexpr, B: tl.constexpr):  # fmt: skip
+    """Tones of some pixels of one image, and the steps to their neighbours on the right."""
+    pixels += (tl.program_id(0) // tiles).to(tl.int64) * p_b
+    begin = (tl.program_id(0) % tiles) * SIZE * TURNS
+    reds, greens = tl.zeros((32,), tl.int32), tl.zeros((32,), tl.int32)
+    blues = tl.zeros((32,), tl.int32)
+    greys, firsts = tl.zeros((8,), tl.int32), tl.zeros((8,), tl.int32)
+    seconds = tl.zeros((8,), tl.int32)
+    for turn in range(TURNS):
+        place = begin + turn * SIZE + tl.arange(0, SIZE)
+        x = place % width
+        inside = place < height * width
+        at = pixels + place // width * p_h + x * p_w
+        red, green, blue, grey, first, second = _planes(at, p_c, inside, R, G, B)
+        outside = SIZE - tl.sum(inside.to(tl.int32), 0)
+        reds += _tones_of(red, inside, outside)
+        greens += _tones_of(green, inside, outside)
+        blues += _tones_of(blue, inside, outside)
+        inside = inside & (x + 1 < width)
+        outside = SIZE - tl.sum(inside.to(tl.int32), 0)
+        red, green, blue, grey_2, first_2, second_2 = _planes(at + p_w, p_c, inside, R, G, B)
+        greys += _steps_of(tl.abs(grey_2 - grey), inside, outside, edges)
+        firsts += _steps_of(tl.abs(first_2 - first), inside, outside, edges)
+        seconds += _steps_of(tl.abs(second_2 - second), inside, outside, edges)
+    notes += tl.program_id(0).to(tl.int64) * COUNTS
+    tone, step = notes + tl.arange(0, 32), notes + 96 + tl.arange(0, 8)
+    tl.store(tone, reds.to(tl.float32))
+    tl.store(tone + 32, greens.to(tl.float32))
+    tl.store(tone + 64, blues.to(tl.float32))
+    tl.store(step, greys.to(tl.float32))
+    tl.store(step + 8, firsts.to(tl.float32))
+    tl.store(step + 16, seconds.to(tl.float32))
 
 
 @triton.jit
-def _describe(pixels, notes, grey_bank, colour_bank, edges, height, width, tiles,
-              p_b, p_c, p_h, p_w, NOTES: tl.constexpr, BC: tl.constexpr, LUMA_R: tl.constexpr,
-              LUMA_G: tl.constexpr, LUMA_B: tl.constexpr, LIMIT: tl.constexpr):  # fmt: skip
-    """Some cells of one image."""
-    SIZE: tl.constexpr = BC * 64
-    image = (tl.program_id(0) // tiles).to(tl.int64)
+def _sums(notes, plane, bank, whole, WIDTH: tl.constexpr):
+    """Leave sums of a transform's sizes and of their squares; gives the sizes."""
+    ranks = tl.arange(0, WIDTH)
+    basis = tl.load(bank + ranks[:, None] * WIDTH + ranks[None])
+    size = tl.abs(tl.dot(tl.where(whole, plane, 0.0), basis, input_precision="ieee"))
+    tl.store(notes + ranks, tl.sum(size, 0))
+    tl.store(notes + WIDTH + ranks, tl.sum(size * size, 0))
+    return size
+
+
+@triton.jit
+def _transform(pixels, notes, grey_bank, colour_bank, height, width, tiles, p_b, p_c, p_h, p_w,
+               SUMS: tl.constexpr, BC: tl.constexpr, LIMIT: tl.constexpr,
+               R: tl.constexpr, G: tl.constexpr, B: tl.constexpr):  # fmt: skip
+    """Cosine transforms of some cells of one image: grey by cell, colours by its quarters.
+
+    A cell's pixels go quarter by quarter, so that quarters are rows of the same tensor.
+    """
+    pixels += (tl.program_id(0) // tiles).to(tl.int64) * p_b
+    notes += tl.program_id(0).to(tl.int64) * SUMS
     columns = tl.cdiv(width, 8)
     cell = (tl.program_id(0) % tiles) * BC + tl.arange(0, BC)
     top, left = (cell // columns * 8)[:, None], (cell % columns * 8)[:, None]
-    # A cell's pixels go quarter by quarter, so that quarters are rows of the same tensor.
     quarter, rest = tl.arange(0, 64) // 16, tl.arange(0, 64) % 16
     y = top + (quarter // 2 * 4 + rest // 4)[None]
     x = left + (quarter % 2 * 4 + rest % 4)[None]
     inside = (y < height) & (x < width)
-    pixels += image * p_b
     at = pixels + y * p_h + x * p_w
-    red = tl.load(at, mask=inside, other=0.0)
-    green = tl.load(at + p_c, mask=inside, other=0.0)
-    blue = tl.load(at + 2 * p_c, mask=inside, other=0.0)
-    grey = LUMA_R * red + LUMA_G * green + LUMA_B * blue
-    first, second = red - green, blue - green
-    notes += tl.program_id(0).to(tl.int64) * NOTES
-    tones = notes + TONES + tl.arange(0, 32)
-    tl.store(tones, _tone_counts(red, inside, 32, SIZE))
-    tl.store(tones + 32, _tone_counts(green, inside, 32, SIZE))
-    tl.store(tones + 64, _tone_counts(blue, inside, 32, SIZE))
-    inner = inside & (x + 1 < width)
-    next_red = tl.load(at + p_w, mask=inner, other=0.0)
-    next_green = tl.load(at + p_c + p_w, mask=inner, other=0.0)
-    next_blue = tl.load(at + 2 * p_c + p_w, mask=inner, other=0.0)
-    next_grey = LUMA_R * next_red + LUMA_G * next_green + LUMA_B * next_blue
-    steps = notes + STEPS + tl.arange(0, 8)
-    tl.store(steps, _step_counts(tl.abs(next_grey - grey), inner, edges, 7, SIZE))
-    step = tl.abs((next_red - next_green) - first)
-    tl.store(steps + 8, _step_counts(step, inner, edges, 7, SIZE))
-    step = tl.abs((next_blue - next_green) - second)
-    tl.store(steps + 16, _step_counts(step, inner, edges, 7, SIZE))
+    _red, _green, _blue, grey, first, second = _planes(at, p_c, inside, R, G, B)
     whole = (top + 8 <= height) & (left + 8 <= width)
-    _noted(notes, GREY, grey, grey_bank, whole, BC, 64, True, LIMIT)
-    # A quarter is whole where its last pixel is inside, and that is the last of its row.
-    QUARTERS: tl.constexpr = BC * 4
-    inside = tl.reshape(inside.to(tl.int32), (QUARTERS, 16))
-    whole = (tl.sum(inside, 1) == 16)[:, None]
-    first = tl.reshape(first, (QUARTERS, 16))
-    second = tl.reshape(second, (QUARTERS, 16))
-    _noted(notes, COLOUR, first, colour_bank, whole, QUARTERS, 16, False, LIMIT)
-    _noted(notes, COLOUR + 32, second, colour_bank, whole, QUARTERS, 16, False, LIMIT)
+    size = _sums(notes, grey, grey_bank, whole, 64)
+    absent = tl.sum(tl.where((size < LIMIT) & whole, 1.0, 0.0), 0)
+    tl.store(notes + 128 + tl.arange(0, 64), absent)
+    whole = (tl.sum(tl.reshape(inside.to(tl.int32), (BC * 4, 16)), 1) == 16)[:, None]
+    _sums(notes + 192, tl.reshape(first, (BC * 4, 16)), colour_bank, whole, 16)
+    _sums(notes + 224, tl.reshape(second, (BC * 4, 16)), colour_bank, whole, 16)
 
 
 @triton.jit
@@ -154,30 +175,31 @@ def _steps(out, notes, height, width, tiles, NOTES: tl.constexpr, BT: tl.constex
 
 
 @triton.jit
-def _finish(notes, out, height, width, tiles, NOTES: tl.constexpr, FLOOR: tl.constexpr,
-            BT: tl.constexpr):  # fmt: skip
+def _finish(sums, counts, out, height, width, sum_tiles, count_tiles, SUMS: tl.constexpr,
+            COUNTS: tl.constexpr, FLOOR: tl.constexpr, BT: tl.constexpr):  # fmt: skip
     """One part of one image's descriptor, from all that its programs left; logs are in double."""
     image, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    notes += image * tiles * NOTES
+    sums += image * sum_tiles * SUMS
+    counts += image * count_tiles * COUNTS
     out += image * 369
     if part == 0:
         cells = ((height // 8) * (width // 8)).to(tl.float32)
-        _strength(out, notes + GREY, cells, tiles, 63, FLOOR, NOTES, 64, BT)
+        _strength(out, sums, cells, sum_tiles, 63, FLOOR, SUMS, 64, BT)
         places = tl.arange(0, 64)
-        absent = _total(notes + GREY + 128, tiles, NOTES, 64, BT) / cells
+        absent = _total(sums + 128, sum_tiles, SUMS, 64, BT) / cells
         tl.store(out + 126 + places, absent, mask=places < 63)
     elif part == 1:
         quarters = ((height // 4) * (width // 4)).to(tl.float32)
-        _strength(out + 189, notes + COLOUR, quarters, tiles, 30, FLOOR, NOTES, 16, BT)
-        _strength(out + 204, notes + COLOUR + 32, quarters, tiles, 30, FLOOR, NOTES, 16, BT)
+        _strength(out + 189, sums + 192, quarters, sum_tiles, 30, FLOOR, SUMS, 16, BT)
+        _strength(out + 204, sums + 224, quarters, sum_tiles, 30, FLOOR, SUMS, 16, BT)
     elif part == 2:
         for colour in tl.static_range(3):
-            _tones(out + 249 + 32 * colour, notes + TONES + 32 * colour, height, width, tiles,
-                   NOTES, BT)  # fmt: skip
+            _tones(out + 249 + 32 * colour, counts + 32 * colour, height, width, count_tiles,
+                   COUNTS, BT)  # fmt: skip
     else:
         for plane in tl.static_range(3):
-            _steps(out + 345 + 8 * plane, notes + STEPS + 8 * plane, height, width, tiles,
-                   NOTES, BT)  # fmt: skip
+            _steps(out + 345 + 8 * plane, counts + 96 + 8 * plane, height, width, count_tiles,
+                   COUNTS, BT)  # fmt: skip
 
 
 def arranged(bank: Tensor) -> Tensor:
@@ -209,19 +231,28 @@ def described(
         limit: size below which it counts as absent.
     """
     count, _, height, width = pixels.shape
-    tiles = triton.cdiv(triton.cdiv(height, 8) * triton.cdiv(width, 8), CELLS)
-    notes = pixels.new_empty(count * tiles, NOTES)
     found = pixels.new_empty(count, 369)
     if not count:
         return found
+    cells = triton.cdiv(height, 8) * triton.cdiv(width, 8)
+    tiles = triton.cdiv(cells, CELLS), triton.cdiv(height * width, PIXELS * TURNS)
+    sums = pixels.new_empty(count * tiles[0], SUMS)
+    counts = pixels.new_empty(count * tiles[1], COUNTS)
+    named = {"R": luma[0], "G": luma[1], "B": luma[2]}
     with _on(pixels):
         # Fused multiplications would round grey otherwise than the plain version does.
-        _describe[(count * tiles,)](
-            pixels, notes, *banks, edges, height, width, tiles, *pixels.stride(),
-            NOTES=NOTES, BC=CELLS, LUMA_R=luma[0], LUMA_G=luma[1], LUMA_B=luma[2], LIMIT=limit,
-            num_warps=WARPS, enable_fp_fusion=False,
+        _transform[(count * tiles[0],)](
+            pixels, sums, *banks, height, width, tiles[0], *pixels.stride(), SUMS=SUMS,
+            BC=CELLS, LIMIT=limit, **named,
+            num_warps=WARPS, num_stages=1, enable_fp_fusion=False,
+        )  # fmt: skip
+        _count[(count * tiles[1],)](
+            pixels, counts, edges, height, width, tiles[1], *pixels.stride(), COUNTS=COUNTS,
+            SIZE=PIXELS, TURNS=TURNS, **named,
+            num_warps=4, num_stages=1, enable_fp_fusion=False,
         )  # fmt: skip
         _finish[(count, 4)](
-            notes, found, height, width, tiles, NOTES=NOTES, FLOOR=floor, BT=32, num_warps=4
-        )
+            sums, counts, found, height, width, *tiles, SUMS=SUMS, COUNTS=COUNTS, FLOOR=floor,
+            BT=32, num_warps=4,
+        )  # fmt: skip
     return found
