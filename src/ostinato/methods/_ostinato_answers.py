@@ -21,6 +21,7 @@ from ostinato.methods._ostinato_published import Placed, Publisher
 from ostinato.methods._ostinato_step import Started, StepCaptures
 from ostinato.methods._ostinato_temperature import tempered
 from ostinato.methods.base import Input
+from ostinato.ops.borrowed import Borrowed
 from ostinato.ops.colours import three_colours
 from ostinato.ops.features import pool_tokens
 from ostinato.ops.moments import map_rank
@@ -51,18 +52,19 @@ class Answers(Learner):
         return Publisher(layout, self.statistics.content, where, kind, resident)
 
     def _captures(self) -> Captures:
-        def forward(pixels: Tensor, placed: Placed, index: Tensor) -> Tensor:
-            return self._forward(Input(pixels), placed, index)
+        return Captures(Borrowed(self._described), Borrowed(self._forward_pixels))
 
-        return Captures(self._described, forward)
+    def _forward_pixels(self, pixels: Tensor, placed: Placed, index: Tensor) -> Tensor:
+        return self._forward(Input(pixels), placed, index)
 
     def _step_captures(self) -> StepCaptures:
-        def work(
-            pixels: Tensor, now: Acting, groups: tuple[tuple[Branch, ...], ...]
-        ) -> Differentiated:
-            return self._differentiate(Input(pixels), now, groups)
+        keep = partial(pool_tokens, class_token=self.hooks.prefix > 0)
+        return StepCaptures(Borrowed(self._differentiate_pixels), keep)
 
-        return StepCaptures(work, partial(pool_tokens, class_token=self.hooks.prefix > 0))
+    def _differentiate_pixels(
+        self, pixels: Tensor, now: Acting, groups: tuple[tuple[Branch, ...], ...]
+    ) -> Differentiated:
+        return self._differentiate(Input(pixels), now, groups)
 
     def _gradients(self, batch: Input, domain: Domain) -> Differentiated:
         """Captured where possible; the plain way otherwise."""

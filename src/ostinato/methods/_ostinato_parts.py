@@ -216,6 +216,22 @@ def alike(images: list[Tensor]) -> list[Tensor]:
     return images[first:]
 
 
+def apart(images: list[Tensor]) -> list[Tensor]:
+    """Images of one size without what they came with: one that is kept would hold its whole batch.
+
+    >>> batch = torch.zeros(50, 3, 4, 4)
+    >>> [len(apart([image])[0].untyped_storage()) // 192 for image in (batch[0], batch[:1][0])]
+    [1, 1]
+    >>> apart(list(batch))[0].data_ptr() == batch.data_ptr()  # all of it is kept: as it is
+    True
+    """
+    if not images:
+        return images
+    held = {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in images}
+    own = sum(one.nbytes for one in images)
+    return images if sum(held.values()) <= own else list(torch.stack(images))
+
+
 def to_levels(pixels: Tensor) -> Tensor:
     """Pixels in [0, 1] as uint8, for buffers."""
     return (pixels.detach() * 255).round().clamp(0, 255).to(torch.uint8)

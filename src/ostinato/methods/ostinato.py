@@ -40,6 +40,7 @@ from ostinato.methods._ostinato_state import DomainBank
 from ostinato.methods._ostinato_step import Started
 from ostinato.methods.base import Input, MethodInfo
 from ostinato.methods.contract import MethodConfig, Need
+from ostinato.ops.borrowed import Borrowed
 from ostinato.ops.precision import products
 from ostinato.ops.statistics import check_fits
 from ostinato.registry import METHODS
@@ -115,8 +116,8 @@ class Ostinato(Counted):
         )
         places = len(self.statistics.tokens[::EVERY])
         self.told = self.track("told", Told()) if config.true_domains else None
-        bank = DomainBank(self._new_branches, config, self._taken_over, places)
-        self.bank = self.track("bank", bank)
+        branches, changed = Borrowed(self._new_branches), Borrowed(self._taken_over)
+        self.bank = self.track("bank", DomainBank(branches, config, changed, places))
         self.publisher = self._publisher()
         self.captures, self.step_captures = self._captures(), self._step_captures()
         self.queue: list[tuple[Tensor, Tensor, Tensor | None]] = []
