@@ -41,7 +41,8 @@ class MapMaker(Method):
         source = self._probabilities(batch, None)
         early = domain.images < TRIALS or domain.share == 0
         tried: list[tuple[float, float, tuple[BlockMap, ...], Tensor]] = []
-        tried.append((TRUSTED, 0.0, (), source))
+        if self.config.trust:
+            tried.append((TRUSTED, 0.0, (), source))
         if domain.maps:
             answers = self._probabilities(batch, Expert(domain.maps))
             tried.append((doubt(answers, source), domain.share, domain.maps, answers))
