@@ -52,7 +52,8 @@ class MapMaker(Method):
         if source is None:
             source, _ = self._passed(judged, None)
         tried: list[tuple[float, float, tuple[BlockMap, ...], Tensor]] = []
-        tried.append((TRUSTED, 0.0, (), source))
+        if self.config.trust:
+            tried.append((TRUSTED, 0.0, (), source))
         for share in domain.shares_to_try(self.config):
             logits, maps = self._passed(judged, Expert(), share)
             tried.append((doubt(likely(logits), likely(source)), share, maps, logits))
