@@ -12,7 +12,10 @@ without. Without a GPU the checks run in Triton's interpreter (TRITON_INTERPRET=
 from __future__ import annotations
 
 import argparse
+import shutil
 import statistics as medians
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -65,6 +68,10 @@ class Case:
         )
         self.tokens = torch.randn(count, TOKENS, WIDTH, device=DEVICE).to(tokens or kind)
         self.half = tokens is not None and tokens != kind
+        shapes = [(WIDTH, SHARED), (SHARED, WIDTH), (WIDTH, OWN), (OWN, WIDTH)]
+        self.leaves = [
+            (0.03 * torch.randn(shape, device=DEVICE)).requires_grad_() for shape in shapes
+        ]
 
     def now(self) -> StackPass:
         """A pass as an answer opens it."""
@@ -86,14 +93,7 @@ class Case:
 
     def step(self) -> tuple[Tensor, ...]:
         """Map and both branches as an update has them, with their gradients."""
-        leaves = [
-            torch.randn(shape, device=DEVICE, generator=torch.Generator(DEVICE).manual_seed(k))
-            .mul_(0.03)
-            .requires_grad_()
-            for k, shape in enumerate(
-                [(WIDTH, SHARED), (SHARED, WIDTH), (WIDTH, OWN), (OWN, WIDTH)]
-            )
-        ]
+        leaves = self.leaves
         shared, own = Branch(*leaves[:2]), Branch(*leaves[2:])
         given = self.tokens.detach().requires_grad_()
         now = LearningPass(self.index[1:2], self.rows, (shared,), (own,), None)
@@ -109,6 +109,7 @@ class Case:
         )
         made.shared = tuple(Branch(one.down.double(), one.up.double()) for one in self.shared)
         made.index, made.tokens, made.half = self.index, self.tokens.double(), False
+        made.leaves = [one.detach().double().requires_grad_() for one in self.leaves]
         return made
 
 
@@ -125,25 +126,31 @@ def off(found: Any, exact: Any) -> float:
     )
 
 
-def check(count: int) -> None:
+KINDS = {
+    "fp32": (torch.float, None),
+    "bf16": (torch.bfloat16, None),
+    "fp16": (torch.float16, None),
+    "bf16 products of fp32 tokens": (torch.bfloat16, torch.float),
+}
+WORKS = {"map": Case.block, "branches": Case.fed, "step": Case.step}
+
+
+def check(count: int, works: list[str]) -> None:
     """Results of kernels and of plain torch, both beside double precision."""
-    print(f"{'':34}{'kernel':>12}{'plain':>12}   (relative difference from double precision)")
-    kinds = [
-        ("fp32", torch.float, None),
-        ("bf16", torch.bfloat16, None),
-        ("fp16", torch.float16, None),
-        ("bf16 products of fp32 tokens", torch.bfloat16, torch.float),
-    ]
-    for title, kind, tokens in kinds:
-        case = Case(count, kind, tokens=tokens)
-        works = {"map": Case.block, "branches": Case.fed}
-        if kind == torch.float or tokens is not None:
-            works["step"] = Case.step  # what is learned is in single precision
-        for name, work in works.items():
+    for name in works:
+        for title, (kind, tokens) in KINDS.items():
+            if name == "step" and kind != torch.float and tokens is None:
+                continue  # what is learned is in single precision
+            case, work = Case(count, kind, tokens=tokens), WORKS[name]
             fast = work(case)
             with plain():
                 usual, exact = work(case), work(case.exactly())
-            print(f"{name + ', ' + title:34}{off(fast, exact):12.1e}{off(usual, exact):12.1e}")
+            found = f"{off(fast, exact):12.1e}{off(usual, exact):12.1e}"
+            print(f"{name + ', ' + title:40}{found}   kernel, plain: off double precision")
+
+
+def check_descriptor(count: int) -> None:
+    """The descriptor by kernels beside the plain one."""
     images = Traffic((3, SIDE, SIDE), DEVICE).mixed(count)
     images[: count // 2] = (255 * images[: count // 2]).round() / 255
     fast, usual = domain_texture._at_once(images), domain_texture._described(images)
@@ -152,7 +159,7 @@ def check(count: int) -> None:
     for name, (first, last) in parts.items():
         a, b = fast[:, first:last].double(), usual[:, first:last].double()
         largest, others = float((a - b).abs().max()), float((a != b).float().mean())
-        print(f"{'descriptor, ' + name:34}{largest:12.1e}   from plain; {others:.1%} differ")
+        print(f"{'descriptor, ' + name:40}{largest:12.1e}   off plain; {others:.1%} differ")
 
 
 def gpu_time(work: Callable[[], Any], calls: int = 10) -> float:
@@ -206,9 +213,9 @@ def time_alone(count: int, model: nn.Module) -> None:
     print(f"\nbatch {count}, GPU time alone: one block of ViT-B in bf16 {usual:.3f} ms")
     print(f"{'':20}{'kernel ms':>12}{'plain ms':>12}{'kernel / block':>16}{'plain / block':>16}")
     for name, work in works_of(count).items():
-        fast = gpu_time(work)
+        fast = _tried(work)
         with plain():
-            slow = gpu_time(work)
+            slow = _tried(work)
         print(f"{name:20}{fast:12.3f}{slow:12.3f}{fast / usual:16.2f}{slow / usual:16.2f}",
               flush=True)  # fmt: skip
 
@@ -227,7 +234,7 @@ def sweep(count: int) -> None:
             (128, 128, 8, 2), (16, 128, 4, 3), (64, 32, 4, 4), (64, 256, 8, 2), (64, 64, 8, 3),
         ]:  # fmt: skip
             module.TILES[2] = maps.Tiles(*cut)
-            times = "".join(f"{name} {_tried(works[name])}   " for name in names)
+            times = "".join(f"{name} {_tried(works[name]):.4f}   " for name in names)
             print(f"{cut!s:22}{times}", flush=True)
         module.TILES[2] = usual
     names = ("CELLS", "WARPS", "PIXELS", "TURNS")
@@ -237,16 +244,17 @@ def sweep(count: int) -> None:
         (32, 8, 512, 4), (32, 8, 1024, 2), (32, 8, 1024, 8), (32, 8, 2048, 2), (32, 8, 2048, 4),
     ]:  # fmt: skip
         vars(texture).update(zip(names, cut, strict=True))
-        print(f"{cut!s:22}describe {_tried(works['describe'])}", flush=True)
+        print(f"{cut!s:22}describe {_tried(works['describe']):.4f}", flush=True)
     vars(texture).update(usual)
 
 
-def _tried(work: Callable[[], Any]) -> str:
+def _tried(work: Callable[[], Any]) -> float:
+    """The GPU's time; nothing, and why, where the work does not fit it."""
     try:
-        return f"{gpu_time(work):.4f}"
+        return gpu_time(work)
     except Exception as error:
-        kernels._refused.clear()
-        return type(error).__name__
+        print(f"{type(error).__name__}: {error}".splitlines()[0][:150])
+        return float("nan")
 
 
 @trusting()
@@ -333,6 +341,16 @@ def in_turns(
         print(f"{name:24}{1e3 * usual:9.3f} ms{usual / first:8.3f} forwards", flush=True)
 
 
+PARTS: dict[str, Callable[[Any, int], None]] = {
+    "maps and branches": lambda args, count: check(count, ["map", "branches"]),
+    "steps": lambda args, count: check(count, ["step"]),
+    "descriptor": lambda args, count: check_descriptor(count),
+    "times": lambda args, count: time_alone(count, model_on_device()),
+    "sweep": lambda args, count: sweep(count),
+    "answers": lambda args, count: answers(count, args.domains, args.steps, args.precision),
+}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--batch-size", type=int, nargs="+", default=[50])
@@ -341,19 +359,34 @@ def main() -> None:
     parser.add_argument("--precision", default="bf16", choices=("fp32", "tf32", "bf16"))
     parser.add_argument("--sweep", action="store_true", help="also cut kernels' work otherwise")
     parser.add_argument("--no-answers", action="store_true", help="kernels alone")
+    parser.add_argument("--part", choices=PARTS, help="one part alone, in this process")
     args = parser.parse_args()
     torch.manual_seed(time.time_ns() % 2**31)  # fresh inputs each time
-    where = torch.cuda.get_device_name() if GPU else "interpreter"
-    print(f"{where}, torch {torch.__version__}, threads {torch.get_num_threads()}")
-    check(args.batch_size[0] if GPU else 4)
-    if not GPU:
+    if args.part:
+        for count in args.batch_size if GPU else [4]:
+            PARTS[args.part](args, count)
         return
-    for count in args.batch_size:
-        time_alone(count, model_on_device())
-        if args.sweep:
-            sweep(count)
-    for count in () if args.no_answers else args.batch_size:
-        answers(count, args.domains, args.steps, args.precision)
+    where = torch.cuda.get_device_name() if GPU else "interpreter"
+    print(f"{where}, torch {torch.__version__}, threads {torch.get_num_threads()}", flush=True)
+    left_out = {"sweep": not args.sweep or not GPU, "answers": args.no_answers or not GPU}
+    left_out |= {"times": not GPU}
+    for part in PARTS:
+        if not left_out.get(part):
+            alone(part)
+
+
+def alone(part: str) -> None:
+    """Run a part in a process of its own: what one breaks on a GPU stays broken in its process."""
+    command = [sys.executable, *sys.argv, "--part", part]
+    if not subprocess.run(command, check=False).returncode:
+        return
+    print(f"{part}: FAILED", flush=True)
+    sanitizer = shutil.which("compute-sanitizer")
+    if GPU and sanitizer and part in ("maps and branches", "steps", "descriptor"):
+        found = subprocess.run(
+            [sanitizer, *command, "--batch-size", "4"], check=False, capture_output=True, text=True
+        )
+        print("\n".join(found.stdout.splitlines()[:60]), flush=True)
 
 
 if __name__ == "__main__":

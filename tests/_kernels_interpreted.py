@@ -177,7 +177,7 @@ def test_a_step_with_kernels_has_the_plain_gradients(layout, half, monkeypatch):
     values = [0.3 * drawn(len(group.value), seed=rank) for rank, group in enumerate(groups)]
 
     def gradients(fused: bool, kind: torch.dtype) -> tuple[Tensor, ...]:
-        monkeypatch.setattr(kernels, "ready", lambda tensor: fused)
+        monkeypatch.setattr(kernels, "ready", lambda *given: fused)
         shared, own = (g.leaves(v.to(kind)) for g, v in zip(groups, values, strict=True))
         now: Any = LearningPass(torch.tensor([held.number]), stack.now, shared, own, None)
         narrow = torch.autocast("cpu", torch.bfloat16, enabled=half and kind == torch.float)

@@ -20,6 +20,7 @@ from ostinato.methods import _ostinato_turns as turns
 from ostinato.methods._ostinato_answers import Answers
 from ostinato.methods._ostinato_published import Placed
 from ostinato.methods.base import Input
+from ostinato.ops import kernels
 from ostinato.speed.ways import trusting
 
 kit = runpy.run_path(str(Path(__file__).with_name("_ostinato_small.py")))
@@ -292,6 +293,18 @@ def test_a_model_that_cannot_be_captured_is_answered_plainly(captured, statistic
     with pytest.warns(UserWarning, match="capturing"):
         told(torch.cat(batches))
     assert torch.equal(told(batches[3]), told.predict(batches[3]))  # said once
+
+
+def test_a_machine_that_compiles_no_kernels_says_so_where_that_was_asked(
+    captured, statistics, monkeypatch
+):
+    monkeypatch.setattr(kernels, "_refused", ["RuntimeError: Failed to find C compiler."])
+    quiet, told = made(statistics, compile="auto"), made(statistics, compile=True)
+    batch = shifted(1)[0]
+    quiet(batch)
+    with pytest.warns(UserWarning, match="without kernels: .*C compiler"):
+        told(batch)
+    told(batch)  # said once
 
 
 @trusting()

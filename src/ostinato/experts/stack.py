@@ -279,7 +279,7 @@ class StackPass:
         """Tokens after a block, moved by each image's map."""
         if not self.maps:
             return tokens
-        if self.single is None and kernels.ready(tokens):
+        if self.single is None and kernels.ready(tokens, self.rows.matrices):
             return kernels.run(self._moved_at_once, self._moved, number, tokens)
         return self._moved(number, tokens)
 
@@ -301,7 +301,7 @@ class StackPass:
         if not self.shared and not self.branches:
             return None
         tokens = output.reshape(len(output), -1, output.shape[-1])
-        if self.single is None and kernels.ready(tokens):
+        if self.single is None and kernels.ready(tokens, self.rows.matrices):
             found = kernels.run(self._fed_at_once, self._fed, number, tokens)
         else:
             found = self._fed(number, tokens)

@@ -21,6 +21,7 @@ from ostinato.methods._ostinato_published import Placed, Publisher
 from ostinato.methods._ostinato_step import Started, StepCaptures
 from ostinato.methods._ostinato_temperature import tempered
 from ostinato.methods.base import Input
+from ostinato.ops import kernels
 from ostinato.ops.borrowed import Borrowed
 from ostinato.ops.colours import three_colours
 from ostinato.ops.features import pool_tokens
@@ -36,7 +37,7 @@ class Answers(Learner):
     publisher: Publisher
     captures: Captures
     step_captures: StepCaptures
-    _said = False
+    _said: frozenset[str] = frozenset()
 
     def _publisher(self) -> Publisher:
         mapped = self.statistics.tokens[::EVERY]
@@ -82,7 +83,7 @@ class Answers(Learner):
         groups = (self.bank.shared, domain.branches)
         row = placed.table[number]
         found = self.step_captures.gradients(batch.pixels, placed.rows, row, groups)
-        self._say_refused(self.step_captures.refused)
+        self._say_refused("captures", self.step_captures.refused)
         return found
 
     def _start_step(self, batch: Input, domain: Domain) -> Started | None:
@@ -103,14 +104,15 @@ class Answers(Learner):
         if not self._may_capture():
             return None
         found = self.captures.answer(batch.pixels, self.publisher.placed(self.version))
-        self._say_refused(self.captures.refused)
+        self._say_refused("captures", self.captures.refused)
+        self._say_refused("kernels", kernels.refused())
         return found
 
-    def _say_refused(self, why: str | None) -> None:
-        """Warn once that nothing is captured, where it was asked for."""
-        if why is not None and self.config.compile is True and not self._said:
-            self._said = True
-            warnings.warn(f"This model is answered without captures: {why}", stacklevel=2)
+    def _say_refused(self, what: str, why: str | None) -> None:
+        """Warn once of what answers have to do without, where it was asked for."""
+        if why is not None and self.config.compile is True and what not in self._said:
+            self._said |= {what}
+            warnings.warn(f"This model is answered without {what}: {why}", stacklevel=2)
 
     def _may_capture(self) -> bool:
         gpu = self.model.device.type == "cuda" and self.processes.size == 1

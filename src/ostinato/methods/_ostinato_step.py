@@ -78,7 +78,7 @@ class LearningPass:
 
     def block(self, number: int, tokens: Tensor) -> Tensor:
         """Tokens after a block, moved by the domain's map."""
-        if kernels.ready(tokens):
+        if kernels.ready(tokens, self.rows.matrices):
             return kernels.run(self._moved_at_once, self._moved, number, tokens)
         return self._moved(number, tokens)
 

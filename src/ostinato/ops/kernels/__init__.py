@@ -26,15 +26,23 @@ KINDS = (torch.float32, torch.bfloat16, torch.float16)
 _refused: list[str] = []
 
 
-def ready(tensor: Tensor) -> bool:
-    """Whether kernels can take this tensor.
+def ready(tensor: Tensor, matrices: Tensor | None = None) -> bool:
+    """Whether kernels can take this tensor, and multiply it with matrices like these.
 
     >>> ready(torch.zeros(2, dtype=torch.double))
     False
     """
     if _refused or tensor.dtype not in KINDS or not (tensor.is_cuda or interpreted()):
         return False
+    if matrices is not None and matrices.dtype != product_kind(tensor):
+        return False
     return _compiles(str(tensor.device))
+
+
+def product_kind(tensor: Tensor) -> torch.dtype:
+    """What numbers a product with this tensor is taken in."""
+    device = tensor.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else tensor.dtype
 
 
 def refused() -> str | None:

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from ostinato.ops.kernels.maps import Tiles, _on, padded, product_kind
+from ostinato.ops.kernels.maps import Tiles, _on, padded, precision
 
 TILES = {2: Tiles(64, 64, 4, 3), 4: Tiles(32, 32, 4, 2)}
 """By the size of a product's numbers in bytes."""
@@ -57,7 +57,7 @@ def _outer(total, hidden, matrix, row, features, known, up_r, up_k, up_n,
 
 
 @triton.jit
-def _branches(z, y, index, shared_down, shared_up, down, up, tokens, pieces, scale,
+def _branches(z, y, index, shared_down, shared_up, down, up, tokens, pieces,
               z_b, z_n, z_d, y_b, y_n, y_d,
               shared_down_r, shared_down_k, shared_down_n, shared_up_r, shared_up_k, shared_up_n,
               down_r, down_k, down_n, up_r, up_k, up_n,
@@ -102,7 +102,7 @@ def _branches(z, y, index, shared_down, shared_up, down, up, tokens, pieces, sca
                            up_k, up_n, RANK, BR, KIND, EXACT)  # fmt: skip
         mask = here[:, None] & known[None]
         before = tl.load(z + place[:, None] * z_n + features[None] * z_d, mask=mask, other=0.0)
-        total = before.to(tl.float32) + scale * total
+        total += before.to(tl.float32)
         tl.store(y + place[:, None] * y_n + features[None] * y_d,
                  total.to(y.dtype.element_ty), mask=mask)  # fmt: skip
 
@@ -116,8 +116,7 @@ def fed_rows(tokens: Tensor, index: Tensor, shared: Pair | None, own: Pair | Non
         shared: the branch of all rows but the source's.
         own: the branches, a row each.
     """
-    how = product_kind(tokens)
-    return _launched(tokens, index, shared, own, 1.0, how, everywhere=False)
+    return _launched(tokens, index, shared, own, precision(tokens), everywhere=False)
 
 
 def fed_by_two(tokens: Tensor, index: Tensor, shared: Pair, own: Pair, scale: float) -> Tensor:
@@ -130,7 +129,7 @@ def fed_by_two(tokens: Tensor, index: Tensor, shared: Pair, own: Pair, scale: fl
         own: its own.
         scale: of what is added.
     """
-    how = product_kind(tokens)
+    how = precision(tokens)
     fed: Tensor = _Fed.apply(tokens, *shared, *own, index, scale, how)
     return fed
 
@@ -150,25 +149,25 @@ class _Fed(torch.autograd.Function):
         scale: float,
         how: Any,
     ) -> Tensor:
-        ctx.save_for_backward(tokens, shared_down, shared_up, down, up)
-        ctx.rest = (scale, how)
-        shared, own = Pair(shared_down, shared_up), Pair(down, up)
-        return _launched(tokens, index, shared, own, scale, how, everywhere=True)
+        half, rank = TORCH[how[0]], shared_down.shape[1]
+        downs = torch.cat([shared_down, down], 1).to(half)
+        ups = (scale * torch.cat([shared_up, up])).to(half)
+        ctx.save_for_backward(tokens, downs, ups)
+        ctx.rest = (rank, scale, up.dtype)
+        shared, own = Pair(downs[:, :rank], ups[:rank]), Pair(downs[:, rank:], ups[rank:])
+        return _launched(tokens, index, shared, own, how, everywhere=True)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        tokens, shared_down, shared_up, down, up = ctx.saved_tensors
-        scale, (kind, _) = ctx.rest
-        half = TORCH[kind]
-        width, rank = shared_down.shape
-        z, g = tokens.reshape(-1, width).to(half), grad.reshape(-1, width).to(half)
-        downs = torch.cat([shared_down, down], 1).to(half)
-        ups = (scale * torch.cat([shared_up, up])).to(half)
+        tokens, downs, ups = ctx.saved_tensors
+        rank, scale, kind = ctx.rest
+        ranks = [rank, len(ups) - rank]
+        z, g = (one.reshape(-1, one.shape[-1]).to(downs.dtype) for one in (tokens, grad))
         before = z @ downs
         by_hidden = torch.ops.aten.gelu_backward(g @ ups.mT, before)
-        by_downs = (z.mT @ by_hidden).to(down.dtype).split([rank, down.shape[1]], 1)
-        by_ups = (scale * (F.gelu(before).mT @ g)).to(up.dtype).split([rank, len(up)])
+        by_downs = (z.mT @ by_hidden).to(kind).split(ranks, 1)
+        by_ups = (scale * (F.gelu(before).mT @ g).to(kind)).split(ranks)
         by_tokens = None
         if ctx.needs_input_grad[0]:
             by_tokens = (grad + (by_hidden @ downs.mT).view(grad.shape)).to(tokens.dtype)
@@ -180,7 +179,6 @@ def _launched(
     index: Tensor,
     shared: Pair | None,
     own: Pair | None,
-    scale: float,
     how: tuple[Any, str],
     *,
     everywhere: bool,
@@ -195,7 +193,7 @@ def _launched(
     four = [*(shared or (tokens, tokens)), *(own or (tokens, tokens))]  # a rank of 0 reads none
     with _on(tokens):
         _branches[(triton.cdiv(length, tiles.tokens) * count,)](
-            tokens, fed, index, *four, length, count // len(index), scale,
+            tokens, fed, index, *four, length, count // len(index),
             *tokens.stride(), *fed.stride(), *(step for one in four for step in _strides(one)),
             WIDTH=width, SHARED=ranks[0], RANK=ranks[1], ALL=everywhere, KIND=kind, EXACT=exact,
             BM=tiles.tokens, BK=tiles.features, BS=padded(ranks[0]), BR=padded(ranks[1]),

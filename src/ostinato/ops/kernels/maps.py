@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ostinato.ops.kernels import interpreted
+from ostinato.ops.kernels import interpreted, product_kind
 
 TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
@@ -132,15 +132,12 @@ def _whole(x, y, index, down, factor, shift, prefix, tokens, pieces,
               x_n, x_d, y_n, y_d)  # fmt: skip
 
 
-def product_kind(tensor: Tensor) -> tuple[Any, str]:
+def precision(tensor: Tensor) -> tuple[Any, str]:
     """What numbers a product with this tensor is taken in, and how exact single precision is."""
-    kind, device = tensor.dtype, tensor.device.type
-    if torch.is_autocast_enabled(device):
-        kind = torch.get_autocast_dtype(device)
     if interpreted():  # which multiplies bfloat16 as if it were whole numbers
         return tl.float32, "ieee"
     exact = torch.get_float32_matmul_precision() == "highest"
-    return TYPES[kind], "ieee" if exact else "tf32"
+    return TYPES[product_kind(tensor)], "ieee" if exact else "tf32"
 
 
 def padded(rank: int) -> int:
@@ -156,7 +153,7 @@ def moved_rows(tokens: Tensor, index: Tensor, parts: Parts) -> Tensor:
         index: (images,) the row of each; one for all is possible.
         parts: the block's tensors, a row each.
     """
-    how = product_kind(tokens)
+    how = precision(tokens)
     if torch.is_grad_enabled() and tokens.requires_grad:
         moved: Tensor = _Moved.apply(tokens, index, parts, how)
         return moved
