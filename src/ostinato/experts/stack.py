@@ -205,12 +205,13 @@ class Stack:
                 matrices += [one.down.flatten(), one.up.flatten(), one.shift]
                 factor = 1 + one.scale.to(self.now.vectors.dtype)
                 vectors += [factor, one.prefix.flatten()]
-            for number, (width, rank) in enumerate(self.layout.feeds):
-                if not expert.branches:
-                    matrices.append(like.new_zeros(2 * width * rank))
-                    continue
-                branch = expert.branches[number]
-                matrices += [branch.down.flatten(), SCALE * branch.up.flatten()]
+            if expert.branches:
+                ups = torch._foreach_mul([branch.up for branch in expert.branches], SCALE)
+                for branch, up in zip(expert.branches, ups, strict=True):
+                    matrices += [branch.down.flatten(), up.flatten()]
+            else:
+                sizes = sum(2 * width * rank for width, rank in self.layout.feeds)
+                matrices.append(like.new_zeros(sizes))
             self.now.matrices[row] = torch.cat(matrices).to(self.now.matrices)
             self.now.vectors[row] = torch.cat(vectors).to(self.now.vectors)
 

@@ -21,8 +21,6 @@ from ostinato.ops.losses import distribution_entropy, entropy_threshold, softmax
 from ostinato.ops.statistics import alignment
 
 Differentiated = tuple[Tensor, Tensor | None, tuple[Tensor, ...]]
-KEEP = 0.7
-"""Share of the variety of its maps' answers that a domain's learned answers must keep."""
 
 
 class Learner(MapMaker):
@@ -89,7 +87,8 @@ class Learner(MapMaker):
             return self._mapped(batch, domain), float(loss), False
         if not all(bool(grad.isfinite().all()) for grad in grads):
             return logits, None, False
-        domain.temperature = warmed(domain.temperature, logits, domain.unsure)
+        if self.config.temper:
+            domain.temperature = warmed(domain.temperature, logits, domain.unsure)
         for group, grad in zip(groups, grads, strict=True):
             pace = self.config.lr / (1 + group.updates / self.config.settle)
             group.step(grad, lr=pace)
@@ -128,7 +127,8 @@ class Learner(MapMaker):
         weight = (entropy.detach() < threshold) * torch.exp(threshold - entropy.detach())
         sharp = (entropy * weight).sum() / len(entropy)
         found = [(feature.float().mean(0), feature.float().std(0)) for feature in features]
-        return alignment(found, self.statistics) + self.config.entropy * sharp
+        near = alignment(found, self.statistics)
+        return self.config.alignment * near + self.config.entropy * sharp
 
     def _sound(self, logits: Tensor, domain: Domain) -> bool:
         """Whether learned answers are as varied as the maps' alone; if not, forget the cause.
@@ -139,7 +139,7 @@ class Learner(MapMaker):
         ones that start anew.
         """
         variety = float(distribution_entropy(logits.detach().float().softmax(1).mean(0)))
-        if variety >= KEEP * domain.variety:
+        if variety >= self.config.keep * domain.variety:
             return True
         own = domain.branches is not None and domain.branches.updates > 0
         domain.forget_learned()
