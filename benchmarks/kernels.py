@@ -96,10 +96,12 @@ class Case:
         leaves = self.leaves
         shared, own = Branch(*leaves[:2]), Branch(*leaves[2:])
         given = self.tokens.detach().requires_grad_()
-        now = LearningPass(self.index[1:2], self.rows, (shared,), (own,), None)
+        now = LearningPass(self.index[1:2], self.rows, (shared,), (own,), class_token=True)
         with torch.autocast(DEVICE, torch.bfloat16, enabled=self.half):
             found = now.block(0, now.fed(0, given))
-        return torch.autograd.grad(found, [given, *leaves], torch.ones_like(found))
+            kept = now.keep(found)
+        by = (torch.ones_like(found), torch.ones_like(kept))
+        return torch.autograd.grad((found, kept), [given, *leaves], by)
 
     def exactly(self) -> Case:
         """The same in double precision."""

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ostinato.ops.kernels.maps import on_device
+from ostinato.ops.kernels.cuts import on_device
 
 CELLS, WARPS = 32, 8
 """Cells of 8 × 8 pixels that a program transforms, and its warps."""
