@@ -31,7 +31,7 @@ from ostinato.experts.stack import Layout, Stack, StackPass
 from ostinato.methods._ostinato_step import LearningPass
 from ostinato.ops import kernels
 from ostinato.speed.traffic import Traffic
-from ostinato.speed.ways import Setting, ours, trusting
+from ostinato.speed.ways import Setting, make_way, ours, trusting
 
 GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"
@@ -258,13 +258,11 @@ def _tried(work: Callable[[], Any]) -> float:
 
 
 @trusting()
-def answers(count: int, domains: int, steps: int, precision: Any) -> None:
+def answers(count: int, args: Any) -> None:
     """Predict and both by the clock, beside the plain forward."""
-    traffic = Traffic((3, SIDE, SIDE), DEVICE)
-    setting = Setting(model_on_device, traffic, count, precision, "model", domains, domains > 1)
+    setting = setting_of(count, args)
     adapted: Any = ours(setting, "robust")
-    forward = ours_forward(setting)
-    captured = type(adapted)._may_capture
+    captured, routed = type(adapted)._may_capture, [setting.batch()]
 
     def predict(batch: Tensor) -> None:
         with adapted.frozen():
@@ -281,44 +279,75 @@ def answers(count: int, domains: int, steps: int, precision: Any) -> None:
         with plain():
             eager(batch)
 
-    described: list[Tensor] = [adapted.describe(setting.batch())]
+    def describe(batch: Tensor) -> None:
+        routed[:] = [adapted.describe(batch)]
 
     def decide(batch: Tensor) -> None:
-        adapted.publisher.placed(adapted.version).routes(described[0])
-
-    def describe(batch: Tensor) -> None:
-        described[:] = [adapted.describe(batch)]
+        adapted.publisher.placed(adapted.version).routes(routed[0])
 
     ways: dict[str, Callable[[Tensor], Any]] = {
-        "forward": forward,
+        "forward": make_way("forward", setting).step,
         "predict, captured": predict,
         "predict": eager,
         "predict, plain torch": eager_plain,
         "describe": describe,
         "decide": decide,
         "both, captured step": adapted.step,
+        "TENT's step": make_way("tent", setting).step,
     }
-    known = len(adapted.bank.domains)
-    print(f"\nbatch {count}, {known} domains{', mixed' if domains > 1 else ''}, {precision}, clock")
-    in_turns(ways, setting.batch, steps)
-    routes = adapted.publisher.placed(adapted.version).routes
-    images = setting.batch()
-    print(f"{'describe, GPU alone':24}{gpu_time(lambda: adapted.describe(images)):9.3f} ms")
-    print(f"{'decide, GPU alone':24}{gpu_time(lambda: routes(described[0])):9.3f} ms")
-    made, refused = adapted.captures.made, adapted.captures.refused
-    print(f"captures {made} ({refused}), of steps {adapted.step_captures.made} "
-          f"({adapted.step_captures.refused}), kernels refused: {kernels.refused()}")  # fmt: skip
+    mixed = ", mixed" if setting.mixed else ""
+    print(f"\nbatch {count}, {len(adapted.bank.domains)} domains{mixed}, {args.precision}, clock")
+    in_turns(ways, setting.batch, args.steps)
+    images, routes = setting.batch(), adapted.publisher.placed(adapted.version).routes
+    for name, work in {
+        "describe": lambda: adapted.describe(images),
+        "decide": lambda: routes(routed[0]),
+    }.items():
+        print(f"{name + ', GPU alone':24}{_tried(work):9.3f} ms")
+    print(f"captures {adapted.captures.made} ({adapted.captures.refused}), of steps "
+          f"{adapted.step_captures.made} ({adapted.step_captures.refused}), "
+          f"kernels refused: {kernels.refused()}")  # fmt: skip
+    if args.profile:
+        profile("predict, captured", predict, setting)
+        profile("both, captured step", adapted.step, setting)
+
+
+def setting_of(count: int, args: Any) -> Setting:
+    traffic = Traffic((3, SIDE, SIDE), DEVICE)
+    return Setting(
+        model_on_device, traffic, count, args.precision, "model", args.domains, args.domains > 1
+    )
+
+
+def profile(title: str, way: Callable[[Tensor], Any], setting: Setting, calls: int = 5) -> None:
+    """Which kernels take a way's time, and what the host did meanwhile."""
+    batches = [setting.batch() for _ in range(calls)]
+    kinds = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    with torch.profiler.profile(activities=kinds) as found:
+        for batch in batches:
+            way(batch)
+        torch.cuda.synchronize()
+    clock = 1e3 * (time.perf_counter() - start) / calls
+    events = found.key_averages()
+    gpu = [e for e in events if e.device_type == torch.autograd.DeviceType.CUDA]
+    busy = sum(e.self_device_time_total for e in gpu) / calls / 1e3
+    print(f"\n{title}: {clock:.2f} ms by the clock while watched, GPU busy {busy:.2f} ms")
+    _largest(gpu, "self_device_time_total", calls)
+    print("host:")
+    host = [e for e in events if e.device_type == torch.autograd.DeviceType.CPU]
+    _largest(host, "self_cpu_time_total", calls)
+
+
+def _largest(events: list[Any], by: str, calls: int) -> None:
+    for one in sorted(events, key=lambda e: -getattr(e, by))[:20]:
+        print(f"{getattr(one, by) / calls:9.0f} us {one.count / calls:7.1f} x {one.key[:80]}")
 
 
 def model_on_device() -> nn.Module:
     torch.manual_seed(0)
     return get_model("vit_b_16", weights=None).to(DEVICE).eval()
-
-
-def ours_forward(setting: Setting) -> Callable[[Tensor], Any]:
-    from ostinato.speed.ways import make_way
-
-    return make_way("forward", setting).step
 
 
 def in_turns(
@@ -347,7 +376,7 @@ PARTS: dict[str, Callable[[Any, int], None]] = {
     "descriptor": lambda args, count: check_descriptor(count),
     "times": lambda args, count: time_alone(count, model_on_device()),
     "sweep": lambda args, count: sweep(count),
-    "answers": lambda args, count: answers(count, args.domains, args.steps, args.precision),
+    "answers": lambda args, count: answers(count, args),
 }
 
 
@@ -358,6 +387,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--precision", default="bf16", choices=("fp32", "tf32", "bf16"))
     parser.add_argument("--sweep", action="store_true", help="also cut kernels' work otherwise")
+    parser.add_argument("--profile", action="store_true", help="what takes an answer's time")
     parser.add_argument("--no-answers", action="store_true", help="kernels alone")
     parser.add_argument("--part", choices=PARTS, help="one part alone, in this process")
     args = parser.parse_args()

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from triton.runtime import interpreter
 
 from ostinato.checks import small_batches, small_model
 from ostinato.domains.texture import _at_once, _described
@@ -22,6 +25,38 @@ from ostinato.ops.kernels.maps import Parts, moved_rows
 from ostinato.ops.moments import BlockMap
 
 KINDS = {torch.float: 2e-6, torch.bfloat16: 2e-2, torch.float16: 2e-3}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def bounds() -> Iterator[None]:
+    """Whatever a kernel reads or writes lies in one of the tensors that it was given."""
+    known: list[tuple[int, int]] = []
+    builder, grid = interpreter.InterpreterBuilder, interpreter.GridExecutor
+    before = builder.create_masked_load, builder.create_masked_store, grid._init_args_hst
+
+    def check(pointers: Any, mask: Any) -> None:
+        taken = pointers.data.astype(np.int64)[np.broadcast_to(mask.data, pointers.data.shape)]
+        inside = [(taken >= low) & (taken < high) for low, high in known]
+        assert np.any(inside, axis=0).all()
+
+    def load(self: Any, pointers: Any, mask: Any, *rest: Any) -> Any:
+        check(pointers, mask)
+        return before[0](self, pointers, mask, *rest)
+
+    def store(self: Any, pointers: Any, value: Any, mask: Any, *rest: Any) -> Any:
+        check(pointers, mask)
+        return before[1](self, pointers, value, mask, *rest)
+
+    def take(self: Any, args: Any, kwargs: Any) -> Any:
+        found = before[2](self, args, kwargs)
+        stores = [one.untyped_storage() for one in found[0] if isinstance(one, Tensor)]
+        known[:] = [(one.data_ptr(), one.data_ptr() + one.nbytes()) for one in stores]
+        return found
+
+    builder.create_masked_load, builder.create_masked_store = load, store
+    grid._init_args_hst = take
+    yield
+    builder.create_masked_load, builder.create_masked_store, grid._init_args_hst = before
 
 
 def drawn(*shape: int, seed: int = 0, kind: torch.dtype = torch.float) -> Tensor:

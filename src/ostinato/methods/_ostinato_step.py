@@ -100,7 +100,8 @@ class LearningPass:
         return self._fed(number, output)
 
     def _fed_at_once(self, number: int, output: Tensor) -> Tensor:
-        from ostinato.ops.kernels.branches import Pair, fed_by_two
+        from ostinato.ops.kernels.branches import Pair
+        from ostinato.ops.kernels.learned import fed_by_two
 
         tokens = output.reshape(len(output), -1, output.shape[-1])
         shared, own = (Pair(one.down, one.up) for one in (self.shared[number], self.own[number]))

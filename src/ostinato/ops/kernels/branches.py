@@ -12,14 +12,11 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.autograd.function import once_differentiable
-from torch.nn import functional as F
 
-from ostinato.ops.kernels.maps import Tiles, _on, padded, precision
+from ostinato.ops.kernels.maps import Tiles, on_device, padded, precision
 
 TILES = {2: Tiles(64, 64, 4, 3), 4: Tiles(32, 32, 4, 2)}
 """By the size of a product's numbers in bytes."""
-TORCH = {tl.float32: torch.float32, tl.bfloat16: torch.bfloat16, tl.float16: torch.float16}
 
 
 class Pair(NamedTuple):
@@ -30,7 +27,8 @@ class Pair(NamedTuple):
 
 
 @triton.jit
-def _gelu(x):
+def gelu(x):
+    """In its exact form."""
     return 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
 
 
@@ -85,11 +83,11 @@ def _branches(z, y, index, shared_down, shared_up, down, up, tokens, pieces,
         if RANK > 0:
             own = _inner(own, one, down, row, features, known, down_r,
                          down_k, down_n, RANK, BR, KIND, EXACT)  # fmt: skip
-    common = _gelu(common)
+    common = gelu(common)
     if not ALL:
         common = tl.where(row > 0, common, 0.0)
     common = common.to(KIND)
-    own = _gelu(own).to(KIND)
+    own = gelu(own).to(KIND)
     for k in range(0, WIDTH, BK):
         features = k + tl.arange(0, BK)
         known = features < WIDTH
@@ -116,65 +114,10 @@ def fed_rows(tokens: Tensor, index: Tensor, shared: Pair | None, own: Pair | Non
         shared: the branch of all rows but the source's.
         own: the branches, a row each.
     """
-    return _launched(tokens, index, shared, own, precision(tokens), everywhere=False)
+    return launched(tokens, index, shared, own, precision(tokens), everywhere=False)
 
 
-def fed_by_two(tokens: Tensor, index: Tensor, shared: Pair, own: Pair, scale: float) -> Tensor:
-    """Tokens of one domain with what both its branches add, times `scale`; can be differentiated.
-
-    Args:
-        tokens: a feed-forward network's output.
-        index: (1,) any row; branches are given.
-        shared: the branch that it shares.
-        own: its own.
-        scale: of what is added.
-    """
-    how = precision(tokens)
-    fed: Tensor = _Fed.apply(tokens, *shared, *own, index, scale, how)
-    return fed
-
-
-class _Fed(torch.autograd.Function):
-    """Both branches of one domain, with gradients by tokens and by all four matrices."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        tokens: Tensor,
-        shared_down: Tensor,
-        shared_up: Tensor,
-        down: Tensor,
-        up: Tensor,
-        index: Tensor,
-        scale: float,
-        how: Any,
-    ) -> Tensor:
-        half, rank = TORCH[how[0]], shared_down.shape[1]
-        downs = torch.cat([shared_down, down], 1).to(half)
-        ups = (scale * torch.cat([shared_up, up])).to(half)
-        ctx.save_for_backward(tokens, downs, ups)
-        ctx.rest = (rank, scale, up.dtype)
-        shared, own = Pair(downs[:, :rank], ups[:rank]), Pair(downs[:, rank:], ups[rank:])
-        return _launched(tokens, index, shared, own, how, everywhere=True)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        tokens, downs, ups = ctx.saved_tensors
-        rank, scale, kind = ctx.rest
-        ranks = [rank, len(ups) - rank]
-        z, g = (one.reshape(-1, one.shape[-1]).to(downs.dtype) for one in (tokens, grad))
-        before = z @ downs
-        by_hidden = torch.ops.aten.gelu_backward(g @ ups.mT, before)
-        by_downs = (z.mT @ by_hidden).to(kind).split(ranks, 1)
-        by_ups = (scale * (F.gelu(before).mT @ g).to(kind)).split(ranks)
-        by_tokens = None
-        if ctx.needs_input_grad[0]:
-            by_tokens = (grad + (by_hidden @ downs.mT).view(grad.shape)).to(tokens.dtype)
-        return by_tokens, by_downs[0], by_ups[0], by_downs[1], by_ups[1], None, None, None
-
-
-def _launched(
+def launched(
     tokens: Tensor,
     index: Tensor,
     shared: Pair | None,
@@ -183,6 +126,7 @@ def _launched(
     *,
     everywhere: bool,
 ) -> Tensor:
+    """Run the kernel; `everywhere`: row 0 is a row like any other."""
     fed = torch.empty_like(tokens)
     count, length, width = tokens.shape
     if not tokens.numel():
@@ -191,7 +135,7 @@ def _launched(
     tiles = TILES[4 if kind is tl.float32 else 2]
     ranks = [0 if pair is None else pair.down.shape[-1] for pair in (shared, own)]
     four = [*(shared or (tokens, tokens)), *(own or (tokens, tokens))]  # a rank of 0 reads none
-    with _on(tokens):
+    with on_device(tokens):
         _branches[(triton.cdiv(length, tiles.tokens) * count,)](
             tokens, fed, index, *four, length, count // len(index),
             *tokens.stride(), *fed.stride(), *(step for one in four for step in _strides(one)),

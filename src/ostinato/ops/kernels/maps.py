@@ -198,7 +198,7 @@ def _launched(
         "BM": tiles.tokens, "BK": tiles.features,
         "num_warps": tiles.warps, "num_stages": tiles.stages,
     }  # fmt: skip
-    with _on(tokens):
+    with on_device(tokens):
         if up is None:
             _whole[(*cut, triton.cdiv(width, tiles.features))](
                 tokens, moved, index, down, factor, shift, prefix,
@@ -213,7 +213,7 @@ def _launched(
     return moved
 
 
-def _on(tensor: Tensor) -> Any:
+def on_device(tensor: Tensor) -> Any:
     """Triton launches on the current GPU, which must be the tensor's."""
     return torch.cuda.device_of(tensor)
 

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ostinato.ops.kernels.maps import _on
+from ostinato.ops.kernels.maps import on_device
 
 CELLS, WARPS = 32, 8
 """Cells of 8 × 8 pixels that a program transforms, and its warps."""
@@ -239,7 +239,7 @@ def described(
     sums = pixels.new_empty(count * tiles[0], SUMS)
     counts = pixels.new_empty(count * tiles[1], COUNTS)
     named = {"R": luma[0], "G": luma[1], "B": luma[2]}
-    with _on(pixels):
+    with on_device(pixels):
         # Fused multiplications would round grey otherwise than the plain version does.
         _transform[(count * tiles[0],)](
             pixels, sums, *banks, height, width, tiles[0], *pixels.stride(), SUMS=SUMS,
