@@ -22,6 +22,8 @@ NEWER: dict[str, dict[str, Any]] = {
     "come": {"lr": 1e-1},
     "cmf": {"lr": 1e-2},
     "t3a": {"supports": 2},
+    "gain": {"least": 4},
+    "m2a": {},
     "memo": {"views": 2, "lr": 1e-2},
     "foa": {"population": 6},
     "imse": {"least": 1, "kappa": 1.0},
@@ -29,7 +31,7 @@ NEWER: dict[str, dict[str, Any]] = {
     "spa": {},
     "cola": {"inner": "tent", "inner_settings": {"lr": 1e-2}, "least": 1},
 }
-FORWARD_ONLY = ("neo", "foa_shift", "pea", "t3a", "foa", "zoa")
+FORWARD_ONLY = ("neo", "foa_shift", "pea", "t3a", "gain", "foa", "zoa")
 
 
 def build(name: str, **more: Any) -> Method:

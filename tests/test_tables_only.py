@@ -44,7 +44,7 @@ def test_one_stream_may_have_fewer_images(tmp_path: Path) -> None:
     changes = {"data": {"limit": 4, "domains": ["fog", "snow"]}}
     request = Request(methods=("source",), seeds=(1,), changes=changes, only=only, out=tmp_path)
     (row, *_) = build_table("traffic", request, QUIET).rows
-    assert row.facts["Images"] == "16 / 8 / 8 / 8 / 8 / 8 / 8 / 4"
+    assert row.facts["Images"] == "16 / 8 / 8 / 8 / 8 / 72 / 8 / 8 / 4"
 
 
 def test_settings_of_nobody_are_refused() -> None:
@@ -89,5 +89,5 @@ def test_streams_that_are_not_finished_stay_empty(tmp_path: Path) -> None:
         finished=True,
     )
     (row, *_) = build_table("traffic", asked, QUIET).rows
-    assert row.facts["Images"] == "160 / – / – / – / – / – / – / –"
+    assert row.facts["Images"] == "160 / – / – / – / – / – / – / – / –"
     assert [cell.value is None for cell in row.values] == [False] + 7 * [True]

@@ -20,7 +20,7 @@ from ostinato.tables.request import Request
 
 K = 7
 ON_TRANSFORMERS = [name for name in METHODS.names() if METHODS[name].info.norms == "any"]
-STILL = ("source", "lame", "neo", "foa_shift", "pea", "t3a")
+STILL = ("source", "lame", "neo", "foa_shift", "pea", "t3a", "gain")
 RANKS = (32, 16)  # of the paper's shared and domain experts
 MODELS = {
     "plain": {"width": 32, "depth": 2, "mlp": 128, "patch": 8, "tokens": 16, "classes": 5},
@@ -113,7 +113,7 @@ def expected(name: str, kind: str) -> tuple[int, int]:
     if name == "dual_expert":  # two experts and their router in every FFN
         shared, domain = (depth * (2 * 2 * d * r + 2 * d + 2) for r in RANKS)
         return shared + K * domain, shared + domain
-    if name == "rem":
+    if name in ("rem", "m2a"):
         return 0, max(1, depth - 3) * 4 * d
     if name in ("sar", "deyo"):
         return 0, s["block norms"]  # of the first nine

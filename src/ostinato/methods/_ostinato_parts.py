@@ -24,20 +24,26 @@ class OstinatoConfig(MethodConfig):
     learn: bool = Field(True, description="refine experts by gradients, on top of their maps")
     count_in: bool = Field(True, description="let a batch's own images shape the answer to it")
     shares: tuple[float, ...] = Field(
-        (0.1, 0.2, 0.3), min_length=1, description="shares that a map may move tokens by"
+        (0.2, 0.35, 0.5), min_length=1, description="shares that a map may move tokens by"
     )
-    shared_rank: int = Field(64, ge=1, description="rank of the learned shared branch")
-    domain_rank: int = Field(32, ge=1, description="rank of a domain's learned branch")
+    trust: bool = Field(True, description="let maps act only where they make answers surer")
+    shared_rank: int = Field(64, ge=0, description="rank of the learned shared branch; 0: none")
+    domain_rank: int = Field(32, ge=0, description="rank of a domain's learned branch; 0: none")
+    alignment: float = Field(1.0, ge=0, description="weight of alignment with source features")
     entropy: float = Field(0.4, ge=0, description="weight of confident entropy beside alignment")
     kappa: float = Field(0.4, gt=0, description="entropy, in ln C, above which nothing is learned")
     settle: float = Field(10.0, gt=0, description="updates after which a rate has halved")
+    keep: float = Field(
+        0.7, ge=0, le=1, description="share of its maps' variety below which learning is forgotten"
+    )
+    temper: bool = Field(True, description="give learned answers as sure as the maps' alone are")
     micro: int = Field(50, ge=2, description="images of a domain that an update rests on")
     spare: int = Field(
         0, ge=0, description="micro-batches that a settled expert passes over between two updates"
     )
     enough: int = Field(20, ge=4, description="images of one piece that found a domain")
     apart: float = Field(5.5, gt=0, description="deviations between two domains")
-    max_domains: int = Field(32, ge=2, description="domains that are kept, beside the source")
+    max_domains: int = Field(32, ge=1, description="domains that are kept, beside the source")
     buffer: int = Field(128, ge=8, description="latest images of a domain that maps are made from")
     true_domains: bool = Field(
         False, description="be told each image's domain: an upper bound for routing"
@@ -51,6 +57,12 @@ class OstinatoConfig(MethodConfig):
         64, ge=1, description="domains whose experts stay on a GPU; others wait in host memory"
     )
     buffer_mb: float = Field(256.0, gt=0, description="megabytes that all buffers may take")
+
+
+LASTING = 12
+"""Times `enough`: images from which on a domain is no longer new, and its share is chosen."""
+NEW = 64
+"""Latest images that maps of a new domain are made from."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +88,7 @@ class Domain:
     Attributes:
         images: distinct images seen.
         due: the count of images at which its maps are made next.
-        maps: one a block; empty while the source answers.
+        maps: one every second block; empty while the source answers.
         share: what its maps move tokens by; 0 while the source answers.
         branches: what it has learned, once it learns.
         recent: latest images, uint8, oldest first.
@@ -87,8 +99,7 @@ class Domain:
         temperature: what learned logits are divided by for that.
         used: the last update of the state in which it had an image.
         skipped: micro-batches passed over since its last update.
-        usual: entropy of its answers, in ln C, as it usually is.
-        excess: by how much the latest answers were less sure than usual.
+        excess: entropy, in ln C, by which the latest answers are less sure than its maps' were.
         published: the expert that stands for it in the latest version, and what that was made of.
     """
 
@@ -105,7 +116,6 @@ class Domain:
     unsure: float = 0.0
     temperature: float = 1.0
     skipped: int = 0
-    usual: float = 1.0
     excess: float = 0.0
     published: Published | None = field(default=None, repr=False)
 
@@ -131,10 +141,29 @@ class Domain:
         """Go back to the maps alone."""
         self.branches, self.temperature = None, 1.0
 
-    def made(self) -> None:
-        """The maps were made: wait for twice as many images, later four times as many."""
-        self.due = max(self.due, self.images)
-        self.due *= 2 if self.due < 200 else 4
+    def latest(self, enough: int) -> list[Tensor]:
+        """The images that maps are made from: few while the domain is new."""
+        return self.recent if self.images >= LASTING * enough else self.recent[-NEW:]
+
+    def shares_to_try(self, config: OstinatoConfig) -> tuple[float, ...]:
+        """The middle one while the domain is new, all of them once it lasts, then the chosen one.
+
+        A domain that the source answers for is given another chance with all of them.
+        """
+        middle = sorted(config.shares)[len(config.shares) // 2]
+        lasting = LASTING * config.enough
+        if self.images < lasting or (self.due > lasting and self.share > 0):
+            return (self.share or middle,)
+        return config.shares
+
+    def made(self, enough: int) -> None:
+        """The maps were made: when the next ones are due, in images, counted from the first one."""
+        self.due = LASTING * enough
+        for sooner in (4 * enough, 2 * enough):
+            self.due = sooner if self.images < sooner else self.due
+        while self.due <= self.images:
+            self.due *= 4
+        self.excess = 0.0
 
     def move(self, device: torch.device | str) -> None:
         """Let its expert go to another device; `torch.device` compares, so say which GPU."""
@@ -190,6 +219,22 @@ def alike(images: list[Tensor]) -> list[Tensor]:
     while first and images[first - 1].shape == images[-1].shape:
         first -= 1
     return images[first:]
+
+
+def apart(images: list[Tensor]) -> list[Tensor]:
+    """Images of one size without what they came with: one that is kept would hold its whole batch.
+
+    >>> batch = torch.zeros(50, 3, 4, 4)
+    >>> [len(apart([image])[0].untyped_storage()) // 192 for image in (batch[0], batch[:1][0])]
+    [1, 1]
+    >>> apart(list(batch))[0].data_ptr() == batch.data_ptr()  # all of it is kept: as it is
+    True
+    """
+    if not images:
+        return images
+    held = {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in images}
+    own = sum(one.nbytes for one in images)
+    return images if sum(held.values()) <= own else list(torch.stack(images))
 
 
 def to_levels(pixels: Tensor) -> Tensor:

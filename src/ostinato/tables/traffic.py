@@ -28,14 +28,16 @@ PARTS = (
     _part("Alternating", "alternating"),
     _part("Correlated", "correlated"),
     _part("CDC", "cdc"),
+    _part("Gradual", "gradual"),
     _part("Batch 200", "continual", 200),
     _part("Batch 10", "continual", 10),
     _part("Batch 1", "continual", 1),
 )
 NOTE = (
     "Recurring: three rounds. Mixed: every batch holds all domains. Alternating: another domain "
-    "with every batch. Correlated: sorted by class. CDC: domains change at random. Batch 200, 10 "
-    "and 1: each domain once. Batches of 50 unless said."
+    "with every batch. Correlated: sorted by class. CDC: domains change at random. Gradual: every "
+    "corruption rises from severity 1 to 5 and falls back. Batch 200, 10 and 1: each domain once. "
+    "Batches of 50 unless said."
 )
 _TRAFFIC = Table(
     "traffic",
@@ -92,23 +94,38 @@ def _without(label: str, preset: str = "robust", **settings: Any) -> Variant:
     return Variant(label, "ostinato", preset, settings)
 
 
+ABLATED = (RECURRING, PARTS[1])
 _OBJECTIVE = Table(
     "ablation-objective",
     "What each part of `robust` earns: mean error in percent",
-    (RECURRING, PARTS[1]),
-    tuple(Measure(part.name, "mean", part=part.name) for part in (RECURRING, PARTS[1])),
+    ABLATED,
+    (
+        *(Measure(part.name, "mean", part=part.name) for part in ABLATED),
+        *(Measure("ECE", "ece", part.name, part.name) for part in ABLATED),
+        Measure("K", "count", RECURRING.name, RECURRING.name),
+    ),
     variants=(
         Variant("Source", "source"),
         _without("robust"),
         _without("without learning", "forward-only"),
         _without("without entropy", entropy=0.0),
+        _without("without alignment", alignment=0.0),
+        _without("without the shared branch", shared_rank=0),
+        _without("without domains' branches", domain_rank=0),
         _without("without a falling rate", settle=1e9),
         _without("without a bound on entropy", kappa=1.0),
+        _without("without forgetting", keep=0.0),
+        _without("one expert for all", max_domains=1),
         _without("one share for all domains", shares=(0.2,)),
-        _without("answers from earlier images alone", count_in=False),
+        _without("without trust", trust=False),
         _without("told the true domains", true_domains=True),
+        _without("answers from earlier images alone", count_in=False),
+        _without("without a temperature", temper=False),
     ),
-    notes=("One part is changed in every row; the others are as in `robust`.",),
+    notes=(
+        "One part is changed in every row; the others are as in `robust`. ECE: expected "
+        "calibration error in percent. K: domains found.",
+    ),
     small_notes=(STAND_IN_NOTE,),
 )
 
