@@ -20,6 +20,7 @@ from ostinato.methods import _ostinato_turns as turns
 from ostinato.methods._ostinato_answers import Answers
 from ostinato.methods._ostinato_published import Placed
 from ostinato.methods.base import Input
+from ostinato.ops import kernels
 from ostinato.speed.ways import trusting
 
 kit = runpy.run_path(str(Path(__file__).with_name("_ostinato_small.py")))
@@ -173,7 +174,7 @@ def test_domains_come_and_go_without_a_new_capture(captured, statistics):
 @trusting()
 def test_a_batch_size_is_captured_when_it_comes_again(captured, statistics):
     method = made(statistics, preset="forward-only")
-    for batch in shifted(4):
+    for batch in shifted(8):
         method.step(batch)
     before = method.captures.made
     for size in (3, 5, 6, 7):
@@ -284,16 +285,26 @@ def test_a_model_that_cannot_be_captured_is_answered_plainly(captured, statistic
     monkeypatch.setattr(capture, "record", refuse)
     fast, plain = made(statistics, compile="auto"), made(statistics, compile=False)
     told = made(statistics, compile=True)
-    batches = shifted(5)
+    batches = shifted(8)
     for batch in batches:
         assert torch.equal(fast(batch), plain(batch))
     assert "capturing" in fast.captures.refused
     assert fast.captures.made == 1
-    told(batches[0])
-    told(batches[1])
     with pytest.warns(UserWarning, match="capturing"):
-        told(batches[2])
+        told(torch.cat(batches))
     assert torch.equal(told(batches[3]), told.predict(batches[3]))  # said once
+
+
+def test_a_machine_that_compiles_no_kernels_says_so_where_that_was_asked(
+    captured, statistics, monkeypatch
+):
+    monkeypatch.setattr(kernels, "_refused", ["RuntimeError: Failed to find C compiler."])
+    quiet, told = made(statistics, compile="auto"), made(statistics, compile=True)
+    batch = shifted(1)[0]
+    quiet(batch)
+    with pytest.warns(UserWarning, match="without kernels: .*C compiler"):
+        told(batch)
+    told(batch)  # said once
 
 
 @trusting()

@@ -262,3 +262,14 @@ def test_a_new_method_is_one_class(broken):
     report = check_method(broken(HeadOnly))
     assert report.passed, str(report)
     assert "FAIL" not in str(report)
+
+
+def test_suite_notices_a_method_that_its_parts_keep_alive(broken):
+    class Circle(Method):
+        name = "circle"
+        info = INFO
+
+        def configure(self) -> None:
+            self.again = self.logits
+
+    assert failed(broken(Circle)) == ["Once unwrapped and let go of, its memory is free at once"]

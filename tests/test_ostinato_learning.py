@@ -145,6 +145,18 @@ def test_what_is_dropped_no_longer_waits():
     assert (len(domain.recent), domain.arrived) == (1, [2])
 
 
+def test_a_kept_image_does_not_hold_its_batch(small):
+    bank = bank_of(small, 100)
+    for _ in range(8):
+        batch = torch.zeros(50, 3, 4, 4, dtype=torch.uint8)
+        bank.keep([batch[7]])
+        bank.add(1, [batch[7]], counted=False)
+    bank.found(4, 0, torch.tensor([0] * 7 + [4]))
+    for images in (bank.latest, bank.domains[1].recent, bank.domains[4].recent):
+        held = {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in images}
+        assert sum(held.values()) == 48 * len(images) > 0
+
+
 # Confidence.
 
 

@@ -33,7 +33,8 @@ TINY = Plan(
 )  # fmt: skip
 BLOCK = log.Block(
     start=0, end=5, kind="mixed", images=100, wrong=20, source_wrong=30, answers="a", memory=1000,
-    state=10, files=5, domains=2, updates=1, faults=(), seconds=0.1, life=0,
+    mapped=300, allocated=500, idle=100, state=10, files=5, domains=2, updates=1, faults=(),
+    seconds=0.1, life=0,
 )  # fmt: skip
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
 import tempfile
+import weakref
 from pathlib import Path
 
 import torch
@@ -99,6 +101,23 @@ def check_memory(build: Build) -> str | None:
         run(method, batches)
     # Snapshots and buffers come and go; what is kept for every batch adds up to far more.
     return None if size() <= 1.25 * settled else f"state grew from {settled} to {size()} numbers"
+
+
+def check_let_go(build: Build) -> str | None:
+    """Once unwrapped and let go of, its memory is free at once."""
+    method = build()
+    run(method, small_batches(4))
+    method.import_state(method.export_state().clone())
+    seen, held = weakref.ref(method), gc.isenabled()
+    gc.disable()  # which would look for circles, some time
+    try:
+        method.detach()
+        del method
+        alive = seen() is not None
+    finally:
+        if held:
+            gc.enable()
+    return "parts of it hold it: let them call back by ostinato.ops.borrowed" if alive else None
 
 
 def check_copies(build: Build) -> str | None:

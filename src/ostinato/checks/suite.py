@@ -23,6 +23,7 @@ from ostinato.checks.report import CheckReport, CheckResult
 from ostinato.checks.state import (
     check_bad_input,
     check_copies,
+    check_let_go,
     check_memory,
     check_no_images_saved,
     check_save_load,
@@ -43,6 +44,7 @@ CHECKS: tuple[Check, ...] = (
     check_no_images_saved,
     check_memory,
     check_unwrap,
+    check_let_go,
     check_no_grad_callers,
     check_copies,
     check_threads,
@@ -57,8 +59,8 @@ def check_method(name: str, **settings: Any) -> CheckReport:
     Inputs unchanged · it learns · only declared parameters move · labels never seen · reset is
     exact · seeded runs repeat · batch of 1 · bf16 agrees with fp32 · bad input changes nothing ·
     save and load continue to the bit · no image in a saved file · memory stays bounded · unwrap
-    gives the source back · no_grad callers · copies and pickles · threads · exceptions at every
-    hook · failing disks.
+    gives the source back · what is let go of is free at once · no_grad callers · copies and
+    pickles · threads · exceptions at every hook · failing disks.
 
     >>> report = check_method("source")
     >>> report.passed, len(report.results) >= 10

@@ -17,11 +17,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ostinato.domains.descriptor import BINS, LUMA, check_images
+from ostinato.ops import kernels
 from ostinato.registry import DESCRIPTORS
 
 LEVEL = 1 / 255
-FLOOR = 0.5 * LEVEL
-"""Sizes below half a grey level are rounding, not texture."""
+FLOOR, ABSENT = 0.5 * LEVEL, 1.5 * LEVEL
+"""Sizes below half a grey level are rounding, not texture; below one and a half, hardly there."""
 GREY_CELL, COLOUR_CELL = 8, 4
 STEPS = (0.5, 1.5, 3.5, 7.5, 15.5, 31.5, 63.5)
 """Edges of the histogram of steps, in grey levels."""
@@ -47,6 +48,14 @@ def _bank(cell: int, device: str) -> Tensor:
     # A tensor born in inference mode could not be used outside it, and this one is kept.
     with torch.inference_mode(False), torch.no_grad():
         return cosine_bank(cell).to(device)
+
+
+@lru_cache(maxsize=4)
+def _arranged(device: str) -> tuple[Tensor, Tensor]:
+    from ostinato.ops.kernels.texture import arranged
+
+    with torch.inference_mode(False), torch.no_grad():
+        return arranged(_bank(GREY_CELL, device)), arranged(_bank(COLOUR_CELL, device))
 
 
 @lru_cache(maxsize=4)
@@ -77,7 +86,7 @@ def _strength(planes: Tensor, cell: int) -> tuple[Tensor, Tensor, Tensor]:
     size = response.abs()
     mean = (size.mean(-1) + FLOOR).log()
     uneven = (response.square().mean(-1) + FLOOR**2).log() - 2 * mean
-    absent = (size < 1.5 * LEVEL).float().mean(-1)
+    absent = (size < ABSENT).float().mean(-1)
     shaped = [value.view(count, -1) for value in (mean, uneven, absent)]
     return shaped[0], shaped[1], shaped[2]
 
@@ -111,14 +120,29 @@ class Texture:
     def __call__(self, images: Tensor, features: Tensor | None = None) -> Tensor:
         """(B, 3, H, W) in [0, 1] to (B, 369)."""
         check_images(images)
-        with torch.autocast(images.device.type, enabled=False):
-            pixels = images.detach().float()
-            planes = _planes(pixels)
-            grey = _strength(planes[:, :1], GREY_CELL)
-            colour = _strength(planes[:, 1:], COLOUR_CELL)
-            steps = (planes[..., 1:] - planes[..., :-1]).abs().flatten(2)
-            noise = (_shares(steps, _edges(str(pixels.device))) + 1e-3).log()
-            return torch.cat([*grey, *colour[:2], tones(pixels), noise], 1)
+        pixels = images.detach().float()
+        if min(pixels.shape[2:]) >= SMALL and kernels.ready(pixels):
+            return kernels.run(_at_once, _described, pixels)
+        return _described(pixels)
+
+
+def _described(pixels: Tensor) -> Tensor:
+    """The descriptor in plain torch, on any device and of images of any size."""
+    with torch.autocast(pixels.device.type, enabled=False):
+        planes = _planes(pixels)
+        grey = _strength(planes[:, :1], GREY_CELL)
+        colour = _strength(planes[:, 1:], COLOUR_CELL)
+        steps = (planes[..., 1:] - planes[..., :-1]).abs().flatten(2)
+        noise = (_shares(steps, _edges(str(pixels.device))) + 1e-3).log()
+        return torch.cat([*grey, *colour[:2], tones(pixels), noise], 1)
+
+
+def _at_once(pixels: Tensor) -> Tensor:
+    """The same by kernels, which read the pixels once."""
+    from ostinato.ops.kernels.texture import described
+
+    device = str(pixels.device)
+    return described(pixels, _arranged(device), _edges(device), LUMA, FLOOR, ABSENT)
 
 
 def tones(pixels: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """A model with one domain's expert built in, or with experts as inputs: what can be exported.
 
-Nothing here learns or routes. A frozen model is a copy of the source model with a map after each
-block and a branch at each place of learning, as plain submodules, so that tracers see them.
+Nothing here learns or routes. A frozen model is a copy of the source model with a map after every
+second block and a branch at each place of learning, as plain submodules, so that tracers see them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ostinato.experts.routed import SCALE, Branch, Expert, Hooks, inner_targets
+from ostinato.experts.routed import EVERY, SCALE, Branch, Expert, Hooks, inner_targets
 from ostinato.experts.targets import Targets, has_targets
 from ostinato.ops.blocks import find_blocks, is_convolutional
 from ostinato.ops.features import open_tokens, prefix_tokens
@@ -21,7 +21,7 @@ from ostinato.ops.moments import BlockMap
 
 PARTS = ("scale", "down", "up", "shift", "prefix")
 Maps = tuple[tuple[Tensor, ...], ...]
-"""Per block the five tensors of its maps, each with a first dimension for the domain."""
+"""Per map the five tensors of its kind, each with a first dimension for the domain."""
 
 
 class _Act(nn.Module):
@@ -80,7 +80,8 @@ def with_expert(
     feeds = [] if after_blocks or not groups else inner_targets(frozen, blocks, targets)
     acts = nn.ModuleList()  # kept apart: a child of a sequence would be run as a step
     for number, block in enumerate(blocks.values()):
-        move = expert.maps[number] if expert.maps else None
+        mapped = bool(expert.maps) and number % EVERY == 0
+        move = expert.maps[number // EVERY] if mapped else None
         branches = [group[number] for group in groups] if after_blocks else []
         acts.append(_let_act(block, _Act(move, branches), is_convolutional(block)))
     for number, target in enumerate(feeds):
@@ -106,8 +107,9 @@ class _Passing:
 class MapsAsInputs(nn.Module):
     """`(images, maps, index) → (logits, sums)`: experts come in, what they are made from goes out.
 
-    Of each block, and each domain among the rows of the maps, the sums are of the tokens as they
-    leave the block, before the map: how many, their sum, and the sum of their outer products.
+    Of each block that has a map, and each domain among the rows of the maps, the sums are of the
+    tokens as they leave the block, before the map: how many, their sum, and the sum of their outer
+    products.
 
     Args:
         vision: pixels to logits.
@@ -119,13 +121,14 @@ class MapsAsInputs(nn.Module):
         self.vision.eval().requires_grad_(False)
         self._now = _Passing()
         self.prefix = prefix_tokens(self.vision)
-        for number, block in enumerate(find_blocks(self.vision).values()):
+        mapped = list(find_blocks(self.vision).values())[::EVERY]
+        for number, block in enumerate(mapped):
             block.register_forward_hook(_Routed(number, self._now, self.prefix, block))
 
     def forward(
         self, images: Tensor, maps: Maps, index: Tensor
     ) -> tuple[Tensor, tuple[tuple[Tensor, Tensor, Tensor], ...]]:
-        """Logits, and per block (domains,), (domains, D) and (domains, D, D) sums.
+        """Logits, and per map (domains,), (domains, D) and (domains, D, D) sums.
 
         Args:
             images: pixels in [0, 1].

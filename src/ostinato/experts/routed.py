@@ -25,6 +25,8 @@ from ostinato.ops.blocks import find_blocks, is_convolutional
 from ostinato.ops.features import open_tokens, prefix_tokens
 from ostinato.ops.moments import BlockMap
 
+EVERY = 2
+"""Blocks from one map to the next: maps after all of them cost twice as much and gain nothing."""
 SCALE = 0.25
 """Of the learned branches: half for each of two branches, half for each of two experts."""
 
@@ -54,7 +56,7 @@ class Expert:
     """What one domain does to a forward; empty parts do nothing.
 
     Attributes:
-        maps: one map a block.
+        maps: one for every second block, from the first on.
         branches: one learned branch a feed-forward network.
 
     >>> Expert().maps
@@ -80,7 +82,7 @@ class Acting(Protocol):
     features: list[Tensor]
 
     def block(self, number: int, tokens: Tensor) -> Tensor:
-        """Tokens after a block, changed."""
+        """Tokens after a block that has a map, changed by the map of that number."""
 
     def fed(self, number: int, output: Tensor) -> Tensor | None:
         """A feed-forward network's output with what branches add; None where they add nothing."""
@@ -93,7 +95,7 @@ class Pass:
         owners: per image, the row of `experts` it goes by; None stands for the source.
         experts: the experts in use.
         shared: the learned branches that all images but the source's share.
-        make: called with a block's number and tokens where its maps are to be made on the way.
+        make: called with a map's number and its block's tokens where maps are made on the way.
         keep: gives what of a block's tokens `features` is to collect, after the maps.
 
     >>> Pass([None, None], []).idle, Pass([0, None], [Expert()]).idle
@@ -174,6 +176,22 @@ class Pass:
         return SCALE * total.reshape(z.shape)
 
 
+def scaled(branches: Sequence[Branch], kind: torch.dtype) -> tuple[Branch, ...]:
+    """Branches in another precision, `SCALE` in their `up`: a few operators for all of them.
+
+    >>> one = Branch(torch.ones(4, 2), torch.ones(2, 4))
+    >>> scaled([one, one], torch.half)[1].up[0].tolist()
+    [0.25, 0.25, 0.25, 0.25]
+    """
+    if not branches:
+        return ()
+    ups = torch._foreach_mul([one.up for one in branches], SCALE)
+    parts = [part for one, up in zip(branches, ups, strict=True) for part in (one.down, up)]
+    flat = torch.cat([part.flatten() for part in parts]).to(kind)
+    cut = iter(flat.split([part.numel() for part in parts]))
+    return tuple(Branch(next(cut).view_as(o.down), next(cut).view_as(o.up)) for o in branches)
+
+
 def side_by_side(branches: Sequence[Branch]) -> Branch:
     """Several branches as one, `SCALE` in its `up`: that is small, what it gives is not.
 
@@ -210,8 +228,9 @@ _PASS: ContextVar[tuple[object, Acting] | None] = ContextVar("ostinato-pass", de
 class Hooks:
     """The places in a model where experts act.
 
-    Learned branches stand after every feed-forward network; where a model has none, as networks of
-    convolutions have none, after every block.
+    Maps stand after every second block, from the first on. Learned branches stand after every
+    feed-forward network; where a model has none, as networks of convolutions have none, after every
+    block.
 
     Args:
         model: gets hooks, and nothing else; `remove` takes them off.
@@ -272,7 +291,7 @@ class Hooks:
 
     def _after_block(self, number: int, module: nn.Module, inputs: Any, output: Any) -> Any:
         now = self._now()
-        if now is None:
+        if now is None or (number % EVERY and now.keep is None and not self.after_blocks):
             return None
         opened = open_tokens(output, self._channels_first[number])
         if opened is None:
@@ -280,7 +299,8 @@ class Hooks:
                 f"Block {number} gives {type(output).__name__}, no (batch, tokens, features)."
             )
         tokens, put_back = opened
-        tokens = now.block(number, tokens)
+        if number % EVERY == 0:
+            tokens = now.block(number // EVERY, tokens)
         if self.after_blocks:
             changed = now.fed(number, tokens)
             tokens = tokens if changed is None else changed

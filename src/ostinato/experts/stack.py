@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ostinato.experts.routed import SCALE, Branch, Expert
+from ostinato.ops import kernels
 from ostinato.ops.moments import moved
 
 START = 8
@@ -204,12 +205,13 @@ class Stack:
                 matrices += [one.down.flatten(), one.up.flatten(), one.shift]
                 factor = 1 + one.scale.to(self.now.vectors.dtype)
                 vectors += [factor, one.prefix.flatten()]
-            for number, (width, rank) in enumerate(self.layout.feeds):
-                if not expert.branches:
-                    matrices.append(like.new_zeros(2 * width * rank))
-                    continue
-                branch = expert.branches[number]
-                matrices += [branch.down.flatten(), SCALE * branch.up.flatten()]
+            if expert.branches:
+                ups = torch._foreach_mul([branch.up for branch in expert.branches], SCALE)
+                for branch, up in zip(expert.branches, ups, strict=True):
+                    matrices += [branch.down.flatten(), up.flatten()]
+            else:
+                sizes = sum(2 * width * rank for width, rank in self.layout.feeds)
+                matrices.append(like.new_zeros(sizes))
             self.now.matrices[row] = torch.cat(matrices).to(self.now.matrices)
             self.now.vectors[row] = torch.cat(vectors).to(self.now.vectors)
 
@@ -248,7 +250,8 @@ class StackPass:
         self.index, self.rows, self.shared, self.single = index, rows, shared, single
         self.maps, self.branches = maps, branches
         self.features: list[Tensor] = []
-        self.at_once = index.is_cuda  # few large operators; a CPU better goes layer by layer
+        # Without kernels a GPU gathers rows by few large operators; a CPU goes layer by layer.
+        self.at_once = index.is_cuda
         self._gathered: tuple[int, Rows] | None = None
         self._masked: Tensor | None = None
         self.idle = single == 0 or not (maps or branches or shared)
@@ -276,6 +279,16 @@ class StackPass:
         """Tokens after a block, moved by each image's map."""
         if not self.maps:
             return tokens
+        if self.single is None and kernels.ready(tokens, self.rows.matrices):
+            return kernels.run(self._moved_at_once, self._moved, number, tokens)
+        return self._moved(number, tokens)
+
+    def _moved_at_once(self, number: int, tokens: Tensor) -> Tensor:
+        from ostinato.ops.kernels.maps import Parts, moved_rows
+
+        return moved_rows(tokens, self.index, Parts(*self.rows.block(number)))
+
+    def _moved(self, number: int, tokens: Tensor) -> Tensor:
         own = self._own(len(tokens))
         if own is None:
             found = self._pick(self.rows.block(number), len(tokens))
@@ -288,6 +301,20 @@ class StackPass:
         if not self.shared and not self.branches:
             return None
         tokens = output.reshape(len(output), -1, output.shape[-1])
+        if self.single is None and kernels.ready(tokens, self.rows.matrices):
+            found = kernels.run(self._fed_at_once, self._fed, number, tokens)
+        else:
+            found = self._fed(number, tokens)
+        return found.reshape(output.shape)
+
+    def _fed_at_once(self, number: int, tokens: Tensor) -> Tensor:
+        from ostinato.ops.kernels.branches import Pair, fed_rows
+
+        shared = Pair(self.shared[number].down, self.shared[number].up) if self.shared else None
+        own = Pair(*self.rows.feed(number)) if self.branches else None
+        return fed_rows(tokens, self.index, shared, own)
+
+    def _fed(self, number: int, tokens: Tensor) -> Tensor:
         total = tokens
         if self.shared:
             one = self.shared[number]
@@ -305,7 +332,7 @@ class StackPass:
             assert up is not None
             hidden = F.gelu(tokens @ fitting(down, tokens.dtype))
             total = added(total, hidden, fitting(up, tokens.dtype))
-        return total.reshape(output.shape)
+        return total
 
     def _mask(self, count: int, kind: torch.dtype) -> Tensor:
         """1 for images with an expert, 0 for the source's, which the shared branch leaves alone."""

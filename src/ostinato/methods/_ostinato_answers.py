@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ostinato.domains.texture import Texture
 from ostinato.domains.verdict import FAR, Change
-from ostinato.experts.routed import Acting, Branch
+from ostinato.experts.routed import EVERY, Acting, Branch
 from ostinato.experts.stack import Layout
 from ostinato.methods._ostinato_capture import Answered, Captures
 from ostinato.methods._ostinato_learning import Differentiated, Learner
@@ -21,6 +21,8 @@ from ostinato.methods._ostinato_published import Placed, Publisher
 from ostinato.methods._ostinato_step import Started, StepCaptures
 from ostinato.methods._ostinato_temperature import tempered
 from ostinato.methods.base import Input
+from ostinato.ops import kernels
+from ostinato.ops.borrowed import Borrowed
 from ostinato.ops.colours import three_colours
 from ostinato.ops.features import pool_tokens
 from ostinato.ops.moments import map_rank
@@ -35,10 +37,11 @@ class Answers(Learner):
     publisher: Publisher
     captures: Captures
     step_captures: StepCaptures
-    _said = False
+    _said: frozenset[str] = frozenset()
 
     def _publisher(self) -> Publisher:
-        blocks = [(block.mean.numel(), block.prefix.shape[0]) for block in self.statistics.tokens]
+        mapped = self.statistics.tokens[::EVERY]
+        blocks = [(block.mean.numel(), block.prefix.shape[0]) for block in mapped]
         layout = Layout(
             tuple((width, map_rank(width), prefix) for width, prefix in blocks),
             tuple((width, self.config.domain_rank) for _, width in self.hooks.widths),
@@ -50,18 +53,19 @@ class Answers(Learner):
         return Publisher(layout, self.statistics.content, where, kind, resident)
 
     def _captures(self) -> Captures:
-        def forward(pixels: Tensor, placed: Placed, index: Tensor) -> Tensor:
-            return self._forward(Input(pixels), placed, index)
+        return Captures(Borrowed(self._described), Borrowed(self._forward_pixels))
 
-        return Captures(self._described, forward)
+    def _forward_pixels(self, pixels: Tensor, placed: Placed, index: Tensor) -> Tensor:
+        return self._forward(Input(pixels), placed, index)
 
     def _step_captures(self) -> StepCaptures:
-        def work(
-            pixels: Tensor, now: Acting, groups: tuple[tuple[Branch, ...], ...]
-        ) -> Differentiated:
-            return self._differentiate(Input(pixels), now, groups)
+        keep = partial(pool_tokens, class_token=self.hooks.prefix > 0)
+        return StepCaptures(Borrowed(self._differentiate_pixels), keep)
 
-        return StepCaptures(work, partial(pool_tokens, class_token=self.hooks.prefix > 0))
+    def _differentiate_pixels(
+        self, pixels: Tensor, now: Acting, groups: tuple[tuple[Branch, ...], ...]
+    ) -> Differentiated:
+        return self._differentiate(Input(pixels), now, groups)
 
     def _gradients(self, batch: Input, domain: Domain) -> Differentiated:
         """Captured where possible; the plain way otherwise."""
@@ -79,7 +83,7 @@ class Answers(Learner):
         groups = (self.bank.shared, domain.branches)
         row = placed.table[number]
         found = self.step_captures.gradients(batch.pixels, placed.rows, row, groups)
-        self._say_refused(self.step_captures.refused)
+        self._say_refused("captures", self.step_captures.refused)
         return found
 
     def _start_step(self, batch: Input, domain: Domain) -> Started | None:
@@ -100,14 +104,15 @@ class Answers(Learner):
         if not self._may_capture():
             return None
         found = self.captures.answer(batch.pixels, self.publisher.placed(self.version))
-        self._say_refused(self.captures.refused)
+        self._say_refused("captures", self.captures.refused)
+        self._say_refused("kernels", kernels.refused())
         return found
 
-    def _say_refused(self, why: str | None) -> None:
-        """Warn once that nothing is captured, where it was asked for."""
-        if why is not None and self.config.compile is True and not self._said:
-            self._said = True
-            warnings.warn(f"This model is answered without captures: {why}", stacklevel=2)
+    def _say_refused(self, what: str, why: str | None) -> None:
+        """Warn once of what answers have to do without, where it was asked for."""
+        if why is not None and self.config.compile is True and what not in self._said:
+            self._said |= {what}
+            warnings.warn(f"This model is answered without {what}: {why}", stacklevel=2)
 
     def _may_capture(self) -> bool:
         gpu = self.model.device.type == "cuda" and self.processes.size == 1

@@ -18,13 +18,14 @@ IMAGES = Like(("images", 3, "height", "width"), torch.uint8, optional=True)
 Branches = Callable[[object], FlatBranches]
 
 
-def expected_bank(state: State, branches: Branches, most: int) -> Expected:
+def expected_bank(state: State, branches: Branches, most: int, places: int) -> Expected:
     """The shared branches, every listed domain, and images that are alike.
 
     Args:
         state: what `DomainBank.export_state` gave.
         branches: makes new branches for a label.
         most: images that a buffer holds.
+        places: maps that an expert has, unless it has none.
     """
     known = state.values.get("bank")
     if known is None:
@@ -33,8 +34,15 @@ def expected_bank(state: State, branches: Branches, most: int) -> Expected:
     lists = Expected(values={"domains": ids(1), "updates": count()})
     parts = {"shared": shared, "bank": lists}
     for domain in known["domains"]:
-        learned = branches(domain).expected(state)
-        parts[str(domain)] = expected_domain(state.part(str(domain)), learned, most)
+        learned, part = branches(domain).expected(state), state.part(str(domain))
+        held = part.values.get("blocks")
+        if held not in (0, places):
+            raise StateError(
+                f"Domain {domain} has {held!r} maps where {places} are needed: "
+                "the state is of another model or an earlier version, whose maps stood after every "
+                "block. Start without it; what is met again is adapted to after a few dozen images."
+            )
+        parts[str(domain)] = expected_domain(part, learned, most)
     _buffered(state, "latest", most)
     return Expected({"latest": IMAGES}, parts=parts)
 

@@ -7,8 +7,8 @@ import math
 import torch
 from torch import Tensor
 
-from ostinato.experts.routed import Expert, Hooks, Pass
-from ostinato.methods._ostinato_parts import Domain, OstinatoConfig, Version
+from ostinato.experts.routed import EVERY, Expert, Hooks, Pass
+from ostinato.methods._ostinato_parts import NEW, Domain, OstinatoConfig, Version
 from ostinato.methods.base import Input, Method
 from ostinato.ops.losses import distribution_entropy, flatten_logits
 from ostinato.ops.moments import BlockMap, block_map, token_moments
@@ -18,8 +18,8 @@ TRUSTED = 0.0
 """Doubt below which a map acts: it has to be surer than the source."""
 CHANCE = 0.5
 """Standard errors of that difference that count against a map."""
-TRIALS = 150
-"""Images up to which every share is tried whenever maps are made."""
+JUDGED = NEW
+"""Latest images that maps are judged on."""
 
 
 class MapMaker(Method):
@@ -31,57 +31,67 @@ class MapMaker(Method):
     version: Version
     events: list[str]
 
-    def _make_maps(self, domain: Domain, classes: Tensor | None) -> None:
+    def _make_maps(
+        self, domain: Domain, images: Tensor, classes: Tensor | None, source: Tensor | None = None
+    ) -> Tensor:
         """Make a domain's maps anew; the surest answers decide whether and how far they act.
 
         Judged without what was learned, since learning makes answers sure whether they are right
         or not. The source wins unless something is surer.
+
+        Args:
+            domain: the domain.
+            images: its latest ones, pixels in [0, 1].
+            classes: the only classes there are, if not all.
+            source: the source model's logits for the images, where they are known.
+
+        Returns:
+            Logits of the last of these images, by what answers the domain from now on.
         """
-        batch = Input(torch.stack(domain.recent).float() / 255, classes)
-        source = self._probabilities(batch, None)
-        early = domain.images < TRIALS or domain.share == 0
+        judged = Input(images[-JUDGED:], classes)
+        if source is None:
+            source, _ = self._passed(judged, None)
         tried: list[tuple[float, float, tuple[BlockMap, ...], Tensor]] = []
         if self.config.trust:
             tried.append((TRUSTED, 0.0, (), source))
-        if domain.maps:
-            answers = self._probabilities(batch, Expert(domain.maps))
-            tried.append((doubt(answers, source), domain.share, domain.maps, answers))
-        for share in self.config.shares if early else (domain.share,):
-            made: list[BlockMap] = []
-            answers = self._probabilities(batch, Expert(), made, share)
-            tried.append((doubt(answers, source), share, tuple(made), answers))
-        _, domain.share, domain.maps, answers = min(tried, key=lambda one: one[0])
+        for share in domain.shares_to_try(self.config):
+            logits, maps = self._passed(judged, Expert(), share)
+            tried.append((doubt(likely(logits), likely(source)), share, maps, logits))
+        _, domain.share, domain.maps, logits = min(tried, key=lambda one: one[0])
+        answers = likely(logits)
         domain.variety = float(distribution_entropy(answers[-self.config.micro :].mean(0)))
         domain.unsure = float(torch.special.entr(answers).sum(1).mean())
-        if domain.branches is not None and domain.maps:
-            made = []  # once more with what was learned: moments belong to what feeds a block
-            self._probabilities(batch, Expert((), domain.branches.branches()), made, domain.share)
-            domain.maps = tuple(made)
-        domain.made()
+        learned = () if domain.branches is None else domain.branches.branches()
+        if domain.maps and (learned or len(images) > len(judged)):
+            # From all images, and with what was learned: moments belong to what feeds a block.
+            whole = Input(images, classes)
+            logits, domain.maps = self._passed(whole, Expert((), learned), domain.share)
+        domain.made(self.config.enough)
+        return logits
 
-    def _probabilities(
-        self,
-        batch: Input,
-        expert: Expert | None,
-        made: list[BlockMap] | None = None,
-        share: float = 0.0,
-    ) -> Tensor:
-        """Answers as (items, C); where a list is given, maps are made on the way into it."""
+    def _passed(
+        self, batch: Input, expert: Expert | None, share: float | None = None
+    ) -> tuple[Tensor, tuple[BlockMap, ...]]:
+        """Logits; where a share is given, with maps that are made on the way, and these maps."""
+        made: list[BlockMap] = []
 
         def make(number: int, tokens: Tensor) -> BlockMap:
             own = self.processes.own(tokens, len(batch))
             found = token_moments(own, self.hooks.prefix, self.processes.total)
-            one = block_map(self.statistics.tokens[number], found, share)
-            assert made is not None
-            made.append(one)
-            return one
+            made.append(block_map(self.statistics.tokens[EVERY * number], found, share or 0.0))
+            return made[-1]
 
         owners = [None if expert is None else 0] * self.processes.taken(len(batch))
         shared = self.version.shared if expert is not None and expert.branches else ()
-        now = Pass(owners, [expert or Expert()], shared, None if made is None else make)
+        now = Pass(owners, [expert or Expert()], shared, None if share is None else make)
         with torch.no_grad(), self.autocast(), self.hooks.open(now):
-            logits = self.logits(batch)
-        return flatten_logits(logits).float().softmax(1)
+            logits = self.logits(batch).detach()
+        return logits, tuple(made)
+
+
+def likely(logits: Tensor) -> Tensor:
+    """Probabilities, an item a row: (B, C, ...) to (items, C)."""
+    return flatten_logits(logits).float().softmax(1)
 
 
 def doubt(answers: Tensor, source: Tensor) -> float:

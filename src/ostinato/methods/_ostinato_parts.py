@@ -24,7 +24,7 @@ class OstinatoConfig(MethodConfig):
     learn: bool = Field(True, description="refine experts by gradients, on top of their maps")
     count_in: bool = Field(True, description="let a batch's own images shape the answer to it")
     shares: tuple[float, ...] = Field(
-        (0.1, 0.2, 0.3), min_length=1, description="shares that a map may move tokens by"
+        (0.2, 0.35, 0.5), min_length=1, description="shares that a map may move tokens by"
     )
     trust: bool = Field(True, description="let maps act only where they make answers surer")
     shared_rank: int = Field(64, ge=0, description="rank of the learned shared branch; 0: none")
@@ -59,6 +59,12 @@ class OstinatoConfig(MethodConfig):
     buffer_mb: float = Field(256.0, gt=0, description="megabytes that all buffers may take")
 
 
+LASTING = 12
+"""Times `enough`: images from which on a domain is no longer new, and its share is chosen."""
+NEW = 64
+"""Latest images that maps of a new domain are made from."""
+
+
 @dataclass(frozen=True)
 class Published:
     """An expert, and what it was made of."""
@@ -82,7 +88,7 @@ class Domain:
     Attributes:
         images: distinct images seen.
         due: the count of images at which its maps are made next.
-        maps: one a block; empty while the source answers.
+        maps: one every second block; empty while the source answers.
         share: what its maps move tokens by; 0 while the source answers.
         branches: what it has learned, once it learns.
         recent: latest images, uint8, oldest first.
@@ -137,10 +143,28 @@ class Domain:
         """Go back to the maps alone."""
         self.branches, self.temperature = None, 1.0
 
-    def made(self) -> None:
-        """The maps were made: wait for twice as many images, later four times as many."""
-        self.due = max(self.due, self.images)
-        self.due *= 2 if self.due < 200 else 4
+    def latest(self, enough: int) -> list[Tensor]:
+        """The images that maps are made from: few while the domain is new."""
+        return self.recent if self.images >= LASTING * enough else self.recent[-NEW:]
+
+    def shares_to_try(self, config: OstinatoConfig) -> tuple[float, ...]:
+        """The middle one while the domain is new, all of them once it lasts, then the chosen one.
+
+        A domain that the source answers for is given another chance with all of them.
+        """
+        middle = sorted(config.shares)[len(config.shares) // 2]
+        lasting = LASTING * config.enough
+        if self.images < lasting or (self.due > lasting and self.share > 0):
+            return (self.share or middle,)
+        return config.shares
+
+    def made(self, enough: int) -> None:
+        """The maps were made: when the next ones are due, in images, counted from the first one."""
+        self.due = LASTING * enough
+        for sooner in (4 * enough, 2 * enough):
+            self.due = sooner if self.images < sooner else self.due
+        while self.due <= self.images:
+            self.due *= 4
 
     def move(self, device: torch.device | str) -> None:
         """Let its expert go to another device; `torch.device` compares, so say which GPU."""
@@ -196,6 +220,22 @@ def alike(images: list[Tensor]) -> list[Tensor]:
     while first and images[first - 1].shape == images[-1].shape:
         first -= 1
     return images[first:]
+
+
+def apart(images: list[Tensor]) -> list[Tensor]:
+    """Images of one size without what they came with: one that is kept would hold its whole batch.
+
+    >>> batch = torch.zeros(50, 3, 4, 4)
+    >>> [len(apart([image])[0].untyped_storage()) // 192 for image in (batch[0], batch[:1][0])]
+    [1, 1]
+    >>> apart(list(batch))[0].data_ptr() == batch.data_ptr()  # all of it is kept: as it is
+    True
+    """
+    if not images:
+        return images
+    held = {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in images}
+    own = sum(one.nbytes for one in images)
+    return images if sum(held.values()) <= own else list(torch.stack(images))
 
 
 def to_levels(pixels: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ostinato.domains.routes import Routes, packed
 from ostinato.domains.verdict import SOURCE
-from ostinato.experts.routed import SCALE, Branch, Expert
+from ostinato.experts.routed import Branch, Expert, scaled
 from ostinato.experts.stack import Layout, Row, Rows, Stack, StackPass
 from ostinato.methods._ostinato_parts import Version
 from ostinato.ops.whitening import Content
@@ -136,7 +136,7 @@ class Publisher:
         latest = self._latest
         if latest is not None and latest.version.shared is version.shared:
             return latest.shared
-        return tuple(Branch(one.down.to(kind), (SCALE * one.up).to(kind)) for one in version.shared)
+        return scaled(version.shared, kind)
 
     def _rows(self, experts: list[Expert]) -> list[Row]:
         """Rows of experts; those of the version before that are not among them become free first.

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ostinato.experts.flat import FlatBranches
 from ostinato.methods._ostinato_expected import PARTS, expected_bank
-from ostinato.methods._ostinato_parts import Domain, OstinatoConfig, alike
+from ostinato.methods._ostinato_parts import Domain, OstinatoConfig, alike, apart
 from ostinato.ops.expect import Expected
 from ostinato.ops.moments import BlockMap
 from ostinato.ops.snapshot import State
@@ -38,6 +38,7 @@ class DomainBank:
         branches: makes new branches for a label.
         config: the method's settings.
         changed: called after a state was taken over.
+        places: how many maps an expert has.
     """
 
     finds_places = True
@@ -48,8 +49,10 @@ class DomainBank:
         branches: Callable[[object], FlatBranches],
         config: OstinatoConfig,
         changed: Callable[[], None],
+        places: int,
     ) -> None:
         self._branches, self.config, self._changed = branches, config, changed
+        self.places = places
         self._clear()
 
     def _clear(self) -> None:
@@ -67,7 +70,7 @@ class DomainBank:
 
     def keep(self, images: list[Tensor]) -> None:
         """Keep the latest images, which may turn out to be a new domain's."""
-        self.latest = alike(self.latest + images)[-self.config.buffer :]
+        self.latest = alike(self.latest + apart(images))[-self.config.buffer :]
 
     def is_due(self, number: int) -> bool:
         """Whether a domain has the images that its maps are to be made from next."""
@@ -91,7 +94,7 @@ class DomainBank:
         mine = owners[-len(self.latest) :].tolist()  # fewer, where buffers reach farther back
         latest = self.latest[-len(mine) :]
         own = [image for image, owner in zip(latest, mine, strict=True) if owner == number]
-        domain.add(own, self.config.buffer, self.updates)
+        domain.add(apart(own), self.config.buffer, self.updates)
 
     def add(self, number: int, images: list[Tensor], *, counted: bool) -> None:
         """A domain's images of a batch; a domain that the batch founded has them already."""
@@ -100,7 +103,7 @@ class DomainBank:
         domain.used = self.updates
         self.bring(number)
         if not counted:
-            domain.add(images, self.config.buffer, self.updates)
+            domain.add(apart(images), self.config.buffer, self.updates)
         self._bound(domain)
 
     def bring(self, number: int) -> None:
@@ -191,7 +194,7 @@ class DomainBank:
 
     def expected(self, state: State) -> Expected:
         """See `expected_bank`."""
-        return expected_bank(state, self._branches, self.config.buffer)
+        return expected_bank(state, self._branches, self.config.buffer, self.places)
 
     def import_state(self, state: State) -> None:
         """Become what `export_state` described."""

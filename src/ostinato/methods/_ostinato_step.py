@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 
 from ostinato.experts.flat import FlatBranches
-from ostinato.experts.routed import Acting, Branch, side_by_side
+from ostinato.experts.routed import SCALE, Acting, Branch, side_by_side
 from ostinato.experts.stack import Rows, moved_by
 from ostinato.methods import _ostinato_capture as capture
 from ostinato.methods._ostinato_learning import Differentiated
 from ostinato.methods._ostinato_parts import Domain
 from ostinato.methods._ostinato_turns import KEPT, Size, Sizes, Turns, is_older, on
+from ostinato.ops import kernels
 from ostinato.ops.moments import BlockMap
 
 Work = Callable[[Tensor, Acting, tuple[tuple[Branch, ...], ...]], Differentiated]
@@ -77,6 +78,16 @@ class LearningPass:
 
     def block(self, number: int, tokens: Tensor) -> Tensor:
         """Tokens after a block, moved by the domain's map."""
+        if kernels.ready(tokens, self.rows.matrices):
+            return kernels.run(self._moved_at_once, self._moved, number, tokens)
+        return self._moved(number, tokens)
+
+    def _moved_at_once(self, number: int, tokens: Tensor) -> Tensor:
+        from ostinato.ops.kernels.maps import Parts, moved_rows
+
+        return moved_rows(tokens, self.row, Parts(*self.rows.block(number)))
+
+    def _moved(self, number: int, tokens: Tensor) -> Tensor:
         if self._own is None:
             self._own = self.rows.of(self.row)
         parts = self._own.block(number)
@@ -84,6 +95,18 @@ class LearningPass:
 
     def fed(self, number: int, output: Tensor) -> Tensor:
         """The output with what both branches add."""
+        if kernels.ready(output):
+            return kernels.run(self._fed_at_once, self._fed, number, output)
+        return self._fed(number, output)
+
+    def _fed_at_once(self, number: int, output: Tensor) -> Tensor:
+        from ostinato.ops.kernels.branches import Pair, fed_by_two
+
+        tokens = output.reshape(len(output), -1, output.shape[-1])
+        shared, own = (Pair(one.down, one.up) for one in (self.shared[number], self.own[number]))
+        return fed_by_two(tokens, self.row, shared, own, SCALE).reshape(output.shape)
+
+    def _fed(self, number: int, output: Tensor) -> Tensor:
         both = side_by_side((self.shared[number], self.own[number]))
         return output + both(output).to(output.dtype)
 

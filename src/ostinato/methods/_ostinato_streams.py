@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ostinato.domains.texture import Texture
-from ostinato.experts.routed import Branch, Expert, Hooks
+from ostinato.experts.routed import EVERY, Branch, Expert, Hooks
 from ostinato.experts.stack import Layout, Row, Rows, Stack, StackPass
 from ostinato.methods._ostinato_parts import Domain, OstinatoConfig, Version
 from ostinato.methods._ostinato_published import Publisher
@@ -65,7 +65,7 @@ class SharedModel(VisionModel):
         self.precision: Precision = chosen.precision
         self.ranks = (chosen.shared_rank, chosen.domain_rank)
         layout = Layout(
-            tuple((width, map_rank(width), prefix) for width, prefix in blocks),
+            tuple((width, map_rank(width), prefix) for width, prefix in blocks[::EVERY]),
             tuple((width, sum(self.ranks)) for _, width in self.hooks.widths),
         )
         own = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float)
@@ -125,9 +125,8 @@ class StreamMethod(Ostinato):
             self.held.discard(domain)
             self._republish()
 
-    def _make_maps(self, domain: Domain, classes: Tensor | None) -> None:
-        if self.bank.number(domain) not in self.held:
-            super()._make_maps(domain, classes)
+    def _is_due(self, domain: int) -> bool:
+        return domain not in self.held and super()._is_due(domain)
 
     def _may_learn(self, domain: Domain) -> bool:
         return self.bank.number(domain) not in self.held and super()._may_learn(domain)

@@ -25,9 +25,9 @@ from ostinato.domains.texture import Texture
 from ostinato.domains.told import Told
 from ostinato.domains.verdict import SOURCE, Change
 from ostinato.errors import ConfigError, InputError, MissingResource
-from ostinato.experts.routed import Branch, Hooks
+from ostinato.experts.routed import EVERY, Branch, Hooks
 from ostinato.methods._ostinato_batches import joined, parts
-from ostinato.methods._ostinato_capture import sent
+from ostinato.methods._ostinato_capture import Answered, sent
 from ostinato.methods._ostinato_counts import Counted
 from ostinato.methods._ostinato_parts import (
     PRESETS,
@@ -40,6 +40,7 @@ from ostinato.methods._ostinato_state import DomainBank
 from ostinato.methods._ostinato_step import Started
 from ostinato.methods.base import Input, MethodInfo
 from ostinato.methods.contract import MethodConfig, Need
+from ostinato.ops.borrowed import Borrowed
 from ostinato.ops.precision import products
 from ostinato.ops.statistics import check_fits
 from ostinato.registry import METHODS
@@ -113,11 +114,14 @@ class Ostinato(Counted):
                 limit=config.max_domains,
             ),
         )
+        places = len(self.statistics.tokens[::EVERY])
         self.told = self.track("told", Told()) if config.true_domains else None
-        self.bank = self.track("bank", DomainBank(self._new_branches, config, self._taken_over))
+        branches, changed = Borrowed(self._new_branches), Borrowed(self._taken_over)
+        self.bank = self.track("bank", DomainBank(branches, config, changed, places))
         self.publisher = self._publisher()
         self.captures, self.step_captures = self._captures(), self._step_captures()
         self.queue: list[tuple[Tensor, Tensor, Tensor | None]] = []
+        self._made: dict[int, Tensor] = {}
         self.version = Version(0, self.router.view())
 
     def open_hooks(self) -> Hooks:
@@ -150,19 +154,24 @@ class Ostinato(Counted):
             updated = self._learn_waiting(batch.classes)
             return replace(output, updated=updated, events=tuple(self.events))
         # What is expected, an answer or a step, is sent off first; taking in happens meanwhile.
-        expected, answered, started = self._expected_step(), None, None
-        if expected is None:
-            answered = self._captured(batch)
+        expected, answered, started = None, None, None
+        if not self._remakes(len(batch)):
+            expected = self._expected_step()
+            answered = self._captured(batch) if expected is None else None
         if answered is None:
             arrived = sent(self._described(batch.pixels))
             started = None if expected is None else self._start_step(batch, expected)
         described = arrived() if answered is None else answered.arrived()
-        change = self._take_in(batch.pixels, described, batch.classes, batch.oracle)
+        change = self._take_in(batch.pixels, described, batch.classes, batch.oracle, answered)
         ready = self._ready(change.owners)
         if ready is not None:
             return self._answer_and_learn(batch, described, change, ready, started)
         if answered is not None and self._still_holds(answered, change.owners):
             output = self._captured_output(batch, answered, self.version, change.owners, change)
+        elif (made := self._made_answer(change)) is not None:
+            placed = self.publisher.placed(self.version, change.owners)
+            distance = placed.routes(described).distance
+            output = self._output(made, self.version, change.owners, distance, change)
         else:
             output = self._answer(batch, described, change)
         self._watch_all(change.owners, output.logits)
@@ -190,9 +199,10 @@ class Ostinato(Counted):
         described: Tensor,
         classes: Tensor | None,
         told: str | tuple[str, ...] | None = None,
+        answered: Answered | None = None,
     ) -> Change:
         """Routing learns the batch, domains get its images, due maps are made; publishes."""
-        self.events = []
+        self.events, self._made = [], {}
         change, latest = self._routed(described, told)
         levels = to_levels(pixels)
         self.bank.keep([image for image, new in zip(levels, change.known, strict=True) if new])
@@ -209,10 +219,46 @@ class Ostinato(Counted):
             fresh = [image for image, owner, new in mine if owner == domain and new]
             self.bank.add(domain, fresh, counted=domain in change.founded)
         for domain in dict.fromkeys(change.owners):
-            if domain != SOURCE and self.bank.is_due(domain):
-                self._make_maps(self.bank.domains[domain], classes)
+            if domain != SOURCE and self._is_due(domain):
+                images = self._latest(domain, pixels, change)
+                source = None if answered is None else self._source_of(answered, images)
+                made = self._make_maps(self.bank.domains[domain], images, classes, source)
+                self._made[domain] = made
         self._republish()
         return change
+
+    def _is_due(self, domain: int) -> bool:
+        return self.bank.is_due(domain)
+
+    def _latest(self, domain: int, pixels: Tensor, change: Change) -> Tensor:
+        """A domain's latest images, those of the batch as they came."""
+        kept = self.bank.domains[domain].latest(self.config.enough)
+        mine = zip(change.owners, change.known, strict=True)
+        places = [row for row, (owner, new) in enumerate(mine) if owner == domain and new]
+        fresh = pixels if len(places) == len(pixels) else pixels[places]
+        fresh = fresh[-len(kept) :]
+        older = [image.float() / 255 for image in kept[: len(kept) - len(fresh)]]
+        return torch.cat([torch.stack(older), fresh]) if older else fresh
+
+    def _source_of(self, answered: Answered, images: Tensor) -> Tensor | None:
+        """The source's logits for the images of a batch, where it was the source that answered."""
+        logits = answered.logits
+        if len(images) != len(logits) or bool(answered.routed.rows.any()):
+            return None
+        return logits
+
+    def _made_answer(self, change: Change) -> Tensor | None:
+        """The batch's logits where making maps has given them: all of it was one domain's."""
+        made = self._made.get(change.owners[0])
+        if made is None or len(set(change.owners)) > 1 or not all(change.known):
+            return None
+        return made[-len(change.owners) :] if len(made) >= len(change.owners) else None
+
+    def _remakes(self, count: int) -> bool:
+        """Whether so many more images of the domain that came last have its maps made anew."""
+        last = None if self.last is None else self.last.domain
+        domain = None if last is None else self.bank.domains.get(last)
+        return domain is not None and domain.images + count >= domain.due
 
     # Learning.
 

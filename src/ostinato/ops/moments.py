@@ -22,8 +22,6 @@ RIDGE = 0.05
 """Added to every covariance, as a share of its mean variance, before a root is taken."""
 FULL, RANK = 256, 64
 """Blocks up to the first width keep whole maps, wider ones maps of the second's rank."""
-POWERS = 3
-"""Rounds of products that find the directions of a low-rank map."""
 MOST = 1024
 """Tokens of an image that moments are taken of: early feature maps have many, all alike."""
 LEAST = 1e-4
@@ -115,9 +113,9 @@ def _places(count: int, device: str) -> Tensor:
 def ridged(covariance: Tensor, least: Tensor | float = 0.0) -> Tensor:
     """The covariance with `RIDGE` of its mean variance (at least `least`) on the diagonal."""
     variance = torch.clamp(covariance.diagonal().mean(), min=least)
-    return covariance + RIDGE * variance * torch.eye(
-        len(covariance), dtype=covariance.dtype, device=covariance.device
-    )
+    found = covariance.clone()
+    found.diagonal().add_(RIDGE * variance)
+    return found
 
 
 def power(matrix: Tensor, exponent: float) -> Tensor:
@@ -230,9 +228,10 @@ def block_map(
     [1.0, 0.0]
     """
     move = source.root @ whitening(domain.covariance, source.least)
-    shift = share * (source.mean.double() - move @ domain.mean.double())
-    scale = share * (move.diagonal() - 1)
-    rest = (share * (move - torch.diag(move.diagonal()))).T
+    shift = share * torch.addmv(source.mean.double(), move, domain.mean.double(), alpha=-1)
+    rest = (share * move).T
+    scale = rest.diagonal() - share
+    rest.diagonal().zero_()
     width = len(rest)
     kept = map_rank(width) if rank is None else rank
     down, up = (rest, rest[:0]) if kept >= width else low_rank_factors(rest, kept)
@@ -254,9 +253,7 @@ def low_rank_factors(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     (2, 0.1)
     """
     basis = matrix @ _start(matrix.shape[-1], rank, str(matrix.device)).to(matrix.dtype)
-    for _ in range(POWERS):
-        basis = matrix @ (matrix.mT @ orthonormal(basis))
-    basis = orthonormal(orthonormal(basis))  # once loses digits where columns are nearly alike
+    basis = orthonormal(matrix @ (matrix.mT @ orthonormal(basis)))
     return basis, basis.mT @ matrix
 
 
@@ -275,9 +272,9 @@ def orthonormal(columns: Tensor) -> Tensor:
     [[1.0, 0.0], [0.0, 1.0]]
     """
     gram = (columns.mT @ columns).double()
-    size = gram.diagonal(dim1=-2, dim2=-1).mean(-1)[..., None, None] + 1e-30
-    eye = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
-    lower, _ = torch.linalg.cholesky_ex(gram + 1e-12 * size * eye)
+    sizes = gram.diagonal(dim1=-2, dim2=-1)
+    sizes.add_(1e-12 * sizes.mean(-1, keepdim=True) + 1e-42)
+    lower, _ = torch.linalg.cholesky_ex(gram)
     whole = torch.linalg.solve_triangular(lower, columns.mT.double(), upper=False)
     result: Tensor = whole.mT.to(columns.dtype)
     return result

@@ -160,7 +160,8 @@ def load_state(path: str | Path) -> tuple[State, dict[str, Any]]:
     try:
         with safe_open(str(path), framework="pt") as file:
             meta = file.metadata() or {}
-            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+            # Copies: what the reader gives is the file itself, mapped into memory.
+            tensors = {key: file.get_tensor(key).clone() for key in file.keys()}  # noqa: SIM118
         digest = _digest(tensors, meta)
     except Exception as error:  # whatever a foreign or damaged file makes the reader raise
         raise StateError(f"{path} is truncated or damaged ({error}); use another copy.") from None

@@ -117,7 +117,8 @@ class SourceStatistics:
         try:
             with safe_open(str(path), framework="pt") as file:
                 meta = file.metadata() or {}
-                tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+                # Copies: what the reader gives is the file itself, mapped into memory.
+                tensors = {key: file.get_tensor(key).clone() for key in file.keys()}  # noqa: SIM118
         except (SafetensorError, OSError) as error:
             raise MissingResource(f"{path} is truncated or damaged ({error}).") from None
         if meta.get("format") != FORMAT:

@@ -77,14 +77,20 @@ class Content:
 
     def place(self, descriptors: Tensor) -> Tensor:
         """(B, d) descriptors in units of content's deviations, in double precision."""
-        turn, whiten = self._exact
-        standard = (descriptors.detach().double() - self.mean) / self.scale
-        return (bend(standard @ turn) - self.centre) @ whiten
+        turned, turn, whitened, whiten = self._exact
+        even = torch.addmm(turned, descriptors.detach().double(), turn)
+        return torch.addmm(whitened, bend(even), whiten)
 
     @cached_property
-    def _exact(self) -> tuple[Tensor, Tensor]:
+    def _exact(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """What is added in each of the two products, and their matrices, in double precision.
+
+        Mean and scale are part of the first, the centre of the second: `(z - mean) / scale · turn`
+        is `z · (turn / scale) - mean / scale · turn`.
+        """
         with torch.inference_mode(False):  # they are kept, so they must be usable anywhere
-            return self.turn.double(), self.whiten.double()
+            mean, scale, turn, centre, whiten = (getattr(self, name).double() for name in PLACING)
+            return -(mean / scale) @ turn, turn / scale[:, None], -centre @ whiten, whiten
 
 
 def bend(values: Tensor) -> Tensor:
@@ -93,7 +99,7 @@ def bend(values: Tensor) -> Tensor:
     >>> [round(float(v), 2) for v in bend(torch.tensor([0.01, -1.0, 100.0]))]
     [0.01, -0.69, 4.62]
     """
-    return values.sign() * values.abs().log1p()
+    return values.abs().log1p().copysign(values)
 
 
 def within(groups: Sequence[Tensor]) -> Tensor:

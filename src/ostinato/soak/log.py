@@ -24,6 +24,9 @@ class Block:
         source_wrong: how many the source model gets wrong.
         answers: a hash of all logits; a repeated block has to give the same.
         memory: bytes of the process, at the end.
+        mapped: bytes of it that are files and libraries.
+        allocated: bytes that its allocator has handed out.
+        idle: bytes that its allocator holds on to.
         state: bytes of the method's state, at the last save.
         files: that the process has open.
         domains: that the method holds.
@@ -41,6 +44,9 @@ class Block:
     source_wrong: int
     answers: str
     memory: int
+    mapped: int
+    allocated: int
+    idle: int
     state: int
     files: int
     domains: int

@@ -49,6 +49,10 @@ $gaps
 <h2>Memory</h2>
 <p>Megabytes of each process over the batches of its piece.</p>
 $memory
+<p>What the memory of $first is made of at its most, in megabytes: libraries and files that are
+mapped, what the allocator has handed out (tensors, above all), what it holds on to, and the rest
+(Python's own objects and libraries').</p>
+$parts
 <h2>Domains</h2>
 <p>Domains that the method holds, over the batches of each piece.</p>
 $domains
@@ -80,6 +84,11 @@ def render(pieces: Sequence[Piece]) -> str:
         verdicts=_verdicts(pieces),
         gaps=bars([one.gap for one in by_tenth], MOST_ERROR),
         memory=lines([[(b.end, b.memory / 2**20) for b in p.blocks] for p in pieces]),
+        first=escape(pieces[0].name),
+        parts=table(
+            ("tenth", "all", "mapped", "handed out", "held idle", "rest"),
+            [_parts(n, one) for n, one in enumerate(pieces[0].parts(), 1)],
+        ),
         domains=lines([[(b.end, float(b.domains)) for b in p.blocks] for p in pieces]),
         tenths=table(("tenth", *HEADS), [_row(one) for one in by_tenth]),
         kinds=table(("kind", *HEADS), [_row(one) for one in kinds(pieces)]),
@@ -98,6 +107,11 @@ def _piece(p: Piece) -> tuple[str, ...]:
         p.name, str(p.plan.seed), f"{p.batches:,}", str(p.lives), f"{100 * p.growth:+.1f}",
         str(len(p.differing)),
     )  # fmt: skip
+
+
+def _parts(tenth: int, one: dict[str, int]) -> tuple[str, ...]:
+    total, *parts = one.values()
+    return str(tenth), *(f"{size / 2**20:.0f}" for size in (total, *parts, total - sum(parts)))
 
 
 def _row(one: Sum) -> tuple[str, ...]:

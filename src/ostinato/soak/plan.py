@@ -14,7 +14,8 @@ from ostinato.methods.contract import resolve_config
 from ostinato.ops.files import write_atomically
 from ostinato.registry import METHODS
 
-PLAN, POOL, STATE, LOG, LOCK = "plan.json", "pool.npy", "state.safetensors", "log.jsonl", "lock"
+PLAN, POOL, SOURCE = "plan.json", "pool.npy", "source.npy"
+STATE, LOG, LOCK = "state.safetensors", "log.jsonl", "lock"
 KINDS = ("returning", "mixed", "few classes", "hostile")
 
 

@@ -102,7 +102,7 @@ def _life(folder: Path, child: Child, kill: int | None, enough: Callable[[], boo
     try:
         while child.poll() is None:
             time.sleep(WAIT)
-            last = log.last(folder / LOG)
+            last = None if kill is None else log.last(folder / LOG)
             if kill is not None and last is not None and last.end >= kill:
                 time.sleep(draw.random() * last.seconds)  # anywhere within the next block
                 _kill(child)

@@ -18,6 +18,7 @@ MOST_ERROR = 0.3
 """Percentage points that a tenth may be above the source."""
 MOST_GROWTH = 0.02
 """Share that memory may grow by after the first tenth."""
+PARTS = ("memory", "mapped", "allocated", "idle")
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,11 @@ class Piece:
         """How far memory in any later tenth is above the most of the first, as a share."""
         most = [max((b.memory for b in self.tenth(n)), default=0) for n in range(10)]
         return max(most[1:]) / most[0] - 1
+
+    def parts(self) -> list[dict[str, int]]:
+        """What memory was made of at its most, in bytes, tenth by tenth."""
+        most = [max(self.tenth(n), key=lambda b: b.memory, default=None) for n in range(10)]
+        return [{name: getattr(one, name) for name in PARTS} for one in most if one is not None]
 
     @property
     def bound(self) -> int | None:
@@ -156,7 +162,7 @@ def _piece(piece: Piece) -> dict[str, Any]:
         "batches": piece.batches,
         "lives": piece.lives,
         "memory growth": piece.growth,
-        "memory": [max((b.memory for b in part), default=0) for part in by_tenth],
+        "memory": piece.parts(),
         "state": [max((b.state for b in part), default=0) for part in by_tenth],
         "domains": [max((b.domains for b in part), default=0) for part in by_tenth],
         "seconds": round(sum(b.seconds for b in piece.blocks), 1),

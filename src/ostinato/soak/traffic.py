@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from ostinato.data.corruptions import corrupt
-from ostinato.data.embedded import embedded_images
+from ostinato.data.embedded import embedded_images, normalized
 from ostinato.ops.files import write_atomically
-from ostinato.soak.plan import POOL, Plan
+from ostinato.soak.plan import POOL, SOURCE, Plan
 from ostinato.soak.styles import nothing, refusable, restyle
 
 RETURNS = 10
@@ -22,21 +23,42 @@ EMPTY = 5
 """Every so many hostile batches one is without content, and one is preceded by refused input."""
 
 
+ASKED = 100
+"""Images of the pool that the source model is asked about at once."""
+
+
 @dataclass(frozen=True)
 class Shown:
-    """One batch: images in uint8, labels where there are any, and what has to be refused first."""
+    """One batch.
+
+    Attributes:
+        images: in uint8.
+        labels: where there are any.
+        refused: what has to be refused first.
+        source: the classes that the source model tells, where they are known.
+    """
 
     images: Tensor
     labels: Tensor | None
     refused: Tensor | None = None
+    source: Tensor | None = None
 
 
 class Traffic:
-    """Batches by position, drawn from images that were corrupted once."""
+    """Batches by position, drawn from images that were corrupted once.
 
-    def __init__(self, plan: Plan, pool: NDArray[np.uint8]) -> None:
+    Args:
+        plan: of the soak.
+        pool: (domains, images, 3, H, W); the first domain is clean.
+        source: (domains, images) the classes that the source model tells, where they are known.
+    """
+
+    def __init__(
+        self, plan: Plan, pool: NDArray[np.uint8], source: NDArray[np.int64] | None = None
+    ) -> None:
         self.plan = plan
-        self.pool = torch.from_numpy(pool)  # (domains, images, 3, H, W); the first is clean
+        self.source = None if source is None else torch.from_numpy(source)
+        self.pool = torch.from_numpy(pool)
         self.labels = embedded_images("test")[1][: plan.images]
         self.order = np.random.default_rng([plan.seed, 1]).permutation(len(pool))
 
@@ -55,8 +77,9 @@ class Traffic:
         return self._few(position, draw)
 
     def _of(self, domains: NDArray[np.int64], chosen: NDArray[np.int64]) -> Shown:
-        where = torch.from_numpy(chosen)
-        return Shown(self.pool[torch.from_numpy(domains), where], self.labels[where])
+        of, where = torch.from_numpy(domains), torch.from_numpy(chosen)
+        says = None if self.source is None else self.source[of, where]
+        return Shown(self.pool[of, where], self.labels[where], source=says)
 
     def _returning(self, position: int) -> int:
         """The domains in one order, again and again over the laps."""
@@ -82,12 +105,28 @@ class Traffic:
         return Shown(_levels(restyle(clean, draw)), self.labels[where], refused)
 
 
-def open_traffic(plan: Plan, folder: Path) -> Traffic:
-    """The traffic of a soak; its images are corrupted at the first start and kept in the folder."""
-    place = folder / POOL
+def open_traffic(plan: Plan, folder: Path, model: nn.Module) -> Traffic:
+    """The traffic of a soak.
+
+    Its images are corrupted at the first start and kept in the folder, with what the source model
+    says of them: they come again and again.
+    """
+    place, said = folder / POOL, folder / SOURCE
     if not place.is_file():
         write_atomically(place, _bytes(make_pool(plan)))
-    return Traffic(plan, np.load(place, allow_pickle=False))
+    pool = np.load(place, allow_pickle=False)
+    if not said.is_file():
+        parts = torch.from_numpy(pool).flatten(0, 1).split(ASKED)
+        says = torch.cat([told(model, part) for part in parts])
+        write_atomically(said, _bytes(says.view(pool.shape[:2]).numpy()))
+    return Traffic(plan, pool, np.load(said, allow_pickle=False))
+
+
+@torch.no_grad()
+def told(model: nn.Module, images: Tensor) -> Tensor:
+    """The classes that a model tells of images in uint8."""
+    found: Tensor = model(normalized(images)).argmax(1)
+    return found
 
 
 def make_pool(plan: Plan) -> NDArray[np.uint8]:
@@ -102,7 +141,7 @@ def make_pool(plan: Plan) -> NDArray[np.uint8]:
     return torch.stack(made).numpy()
 
 
-def _bytes(array: NDArray[np.uint8]) -> bytes:
+def _bytes(array: NDArray[Any]) -> bytes:
     import io
 
     text = io.BytesIO()

@@ -16,15 +16,16 @@ import torch
 from torch import Tensor, nn
 
 from ostinato.api import adapt, unwrap
-from ostinato.data.embedded import STATISTICS, asset_path, embedded_model, normalized
+from ostinato.data.embedded import STATISTICS, asset_path, embedded_model
 from ostinato.errors import InputError
 from ostinato.methods.base import Method
 from ostinato.methods.contract import resolve_config
 from ostinato.ops.snapshot import State
 from ostinato.registry import METHODS
 from ostinato.soak import log
+from ostinato.soak.memory import memory
 from ostinato.soak.plan import LOG, STATE, Plan, read_plan
-from ostinato.soak.traffic import open_traffic
+from ostinato.soak.traffic import open_traffic, told
 
 
 class Worker:
@@ -32,8 +33,8 @@ class Worker:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.plan = folder, read_plan(folder)
-        self.traffic = open_traffic(self.plan, folder)
         self.source = embedded_model()
+        self.traffic = open_traffic(self.plan, folder, self.source)
         self.method = build(self.plan, embedded_model())
         log.cut_off(folder / LOG)
         self.life = 1 + max((b.life for b in log.read(folder / LOG)), default=-1)
@@ -68,9 +69,12 @@ class Worker:
             updates += self.method.last is not None and self.method.last.updated
             if shown.labels is not None:
                 images += len(shown.labels)
-                wrong += mistakes(logits, shown.labels)
-                alone += mistakes(self.source_says(shown.images), shown.labels)
+                source = shown.source
+                says = told(self.source, shown.images) if source is None else source
+                wrong += mistakes(logits.argmax(1), shown.labels)
+                alone += mistakes(says, shown.labels)
         faults += self.reload() if end % self.plan.lap == 0 else []
+        held = memory()
         line = log.Block(
             start=start,
             end=end,
@@ -79,7 +83,10 @@ class Worker:
             wrong=wrong,
             source_wrong=alone,
             answers=digest.hexdigest()[:16],
-            memory=resident(),
+            memory=held.total,
+            mapped=held.files,
+            allocated=held.used,
+            idle=held.idle,
             state=(self.folder / STATE).stat().st_size,
             files=open_files(),
             domains=domains(self.method),
@@ -91,12 +98,6 @@ class Worker:
         log.append(self.folder / LOG, line)
         if end % self.plan.save == 0:
             self.save()
-
-    def source_says(self, images: Tensor) -> Tensor:
-        """The source model's logits."""
-        with torch.no_grad():
-            logits: Tensor = self.source(normalized(images))
-        return logits
 
     def refuse(self, images: Tensor) -> list[str]:
         """Give the method what it must refuse; once a lap, its whole state is compared."""
@@ -148,9 +149,9 @@ def build(plan: Plan, model: nn.Module) -> Method:
     return adapt(model, plan.method, preset=plan.preset, statistics=statistics, **given)
 
 
-def mistakes(logits: Tensor, labels: Tensor) -> int:
-    """How many images are not what the logits say."""
-    return int((logits.argmax(1) != labels).sum())
+def mistakes(classes: Tensor, labels: Tensor) -> int:
+    """How many images are not what they were told to be."""
+    return int((classes != labels).sum())
 
 
 def fingerprint(state: State) -> str:
@@ -172,12 +173,6 @@ def domains(method: Method) -> int:
     """How many domains a method holds; 0 for one that knows none."""
     holder = getattr(method, "bank", None) or getattr(method, "pool", None)
     return len(getattr(holder, "domains", ()))
-
-
-def resident() -> int:
-    """Bytes of this process in memory."""
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def open_files() -> int:

@@ -26,6 +26,7 @@ from ostinato.methods.base import Input, Method, MethodConfig, MethodInfo, Objec
 from ostinato.methods.contract import Need
 from ostinato.methods.dual_expert.guard import CollapseGuard
 from ostinato.methods.dual_expert.settings import PRESETS, DualExpertConfig
+from ostinato.ops.borrowed import Borrowed
 from ostinato.ops.colours import three_colours
 from ostinato.ops.features import FeatureTaps
 from ostinato.ops.losses import confident_entropy, entropy_threshold, marginal
@@ -80,7 +81,7 @@ class DualExpert(Method):
             ExpertPool(
                 self.model.base,
                 config.experts,
-                optimizer=self._make_optimizer,
+                optimizer=Borrowed(self._make_optimizer),
                 targets=self.targets,
                 seed=config.seed,
                 max_domains=config.max_domains,
@@ -177,7 +178,7 @@ class DualExpert(Method):
         features = self._features(batch) if self.discriminator.needs_features else None
         return Evidence(
             descriptors=self.discriminator.describe(three_colours(batch.pixels), features),
-            confidence=partial(self._confidence, batch),
+            confidence=partial(Borrowed(self._confidence), batch),
             oracle=batch.oracle if isinstance(batch.oracle, str) else None,
             image_size=(int(batch.pixels.shape[-2]), int(batch.pixels.shape[-1])),
         )

@@ -1,0 +1,207 @@
+"""Learned branches beside a feed-forward network, in one pass over its output.
+
+The plain version is `experts.stack.StackPass.fed`: `z + gelu(z · down) · up` for the branch that
+all domains share and for that of each image's row; the source's images (row 0) have neither.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+from ostinato.ops.kernels.maps import Tiles, _on, padded, precision
+
+TILES = {2: Tiles(64, 64, 4, 3), 4: Tiles(32, 32, 4, 2)}
+"""By the size of a product's numbers in bytes."""
+TORCH = {tl.float32: torch.float32, tl.bfloat16: torch.bfloat16, tl.float16: torch.float16}
+
+
+class Pair(NamedTuple):
+    """A branch: (D, r) and (r, D), or a first dimension for a row each."""
+
+    down: Tensor
+    up: Tensor
+
+
+@triton.jit
+def _gelu(x):
+    return 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
+
+
+@triton.jit
+def _inner(hidden, one, matrix, row, features, known, down_r, down_k, down_n,
+           RANK: tl.constexpr, BR: tl.constexpr,
+           KIND: tl.constexpr, EXACT: tl.constexpr):  # fmt: skip
+    """Some more features of `z · down`."""
+    ranks = tl.arange(0, BR)
+    at = matrix + row * down_r + features[:, None] * down_k + ranks[None] * down_n
+    some = tl.load(at, mask=known[:, None] & (ranks < RANK)[None], other=0.0)
+    return tl.dot(one, some.to(KIND), hidden, input_precision=EXACT)
+
+
+@triton.jit
+def _outer(total, hidden, matrix, row, features, known, up_r, up_k, up_n,
+           RANK: tl.constexpr, BR: tl.constexpr,
+           KIND: tl.constexpr, EXACT: tl.constexpr):  # fmt: skip
+    """Some features of `hidden · up`, added to the total."""
+    ranks = tl.arange(0, BR)
+    at = matrix + row * up_r + ranks[:, None] * up_k + features[None] * up_n
+    some = tl.load(at, mask=(ranks < RANK)[:, None] & known[None], other=0.0)
+    return tl.dot(hidden, some.to(KIND), total, input_precision=EXACT)
+
+
+@triton.jit
+def _branches(z, y, index, shared_down, shared_up, down, up, tokens, pieces,
+              z_b, z_n, z_d, y_b, y_n, y_d,
+              shared_down_r, shared_down_k, shared_down_n, shared_up_r, shared_up_k, shared_up_n,
+              down_r, down_k, down_n, up_r, up_k, up_n,
+              WIDTH: tl.constexpr, SHARED: tl.constexpr, RANK: tl.constexpr,
+              ALL: tl.constexpr, KIND: tl.constexpr, EXACT: tl.constexpr,
+              BM: tl.constexpr, BK: tl.constexpr, BS: tl.constexpr, BR: tl.constexpr):  # fmt: skip
+    """Some tokens of one image. A rank of 0 leaves a branch out; `ALL` counts the source in."""
+    tiles = tl.cdiv(tokens, BM)
+    image = (tl.program_id(0) // tiles).to(tl.int64)
+    row = tl.load(index + image // pieces).to(tl.int64)
+    place = (tl.program_id(0) % tiles) * BM + tl.arange(0, BM)
+    here = place < tokens
+    z += image * z_b
+    y += image * y_b
+    common = tl.zeros((BM, BS), tl.float32)
+    own = tl.zeros((BM, BR), tl.float32)
+    for k in range(0, WIDTH, BK):
+        features = k + tl.arange(0, BK)
+        known = features < WIDTH
+        one = tl.load(z + place[:, None] * z_n + features[None] * z_d,
+                      mask=here[:, None] & known[None], other=0.0).to(KIND)  # fmt: skip
+        if SHARED > 0:
+            common = _inner(common, one, shared_down, row, features, known, shared_down_r,
+                            shared_down_k, shared_down_n, SHARED, BS, KIND, EXACT)  # fmt: skip
+        if RANK > 0:
+            own = _inner(own, one, down, row, features, known, down_r,
+                         down_k, down_n, RANK, BR, KIND, EXACT)  # fmt: skip
+    common = _gelu(common)
+    if not ALL:
+        common = tl.where(row > 0, common, 0.0)
+    common = common.to(KIND)
+    own = _gelu(own).to(KIND)
+    for k in range(0, WIDTH, BK):
+        features = k + tl.arange(0, BK)
+        known = features < WIDTH
+        total = tl.zeros((BM, BK), tl.float32)
+        if SHARED > 0:
+            total = _outer(total, common, shared_up, row, features, known, shared_up_r,
+                           shared_up_k, shared_up_n, SHARED, BS, KIND, EXACT)  # fmt: skip
+        if RANK > 0:
+            total = _outer(total, own, up, row, features, known, up_r,
+                           up_k, up_n, RANK, BR, KIND, EXACT)  # fmt: skip
+        mask = here[:, None] & known[None]
+        before = tl.load(z + place[:, None] * z_n + features[None] * z_d, mask=mask, other=0.0)
+        total += before.to(tl.float32)
+        tl.store(y + place[:, None] * y_n + features[None] * y_d,
+                 total.to(y.dtype.element_ty), mask=mask)  # fmt: skip
+
+
+def fed_rows(tokens: Tensor, index: Tensor, shared: Pair | None, own: Pair | None) -> Tensor:
+    """(B, N, D) tokens with what branches add.
+
+    Args:
+        tokens: a feed-forward network's output.
+        index: (images,) the row of each.
+        shared: the branch of all rows but the source's.
+        own: the branches, a row each.
+    """
+    return _launched(tokens, index, shared, own, precision(tokens), everywhere=False)
+
+
+def fed_by_two(tokens: Tensor, index: Tensor, shared: Pair, own: Pair, scale: float) -> Tensor:
+    """Tokens of one domain with what both its branches add, times `scale`; can be differentiated.
+
+    Args:
+        tokens: a feed-forward network's output.
+        index: (1,) any row; branches are given.
+        shared: the branch that it shares.
+        own: its own.
+        scale: of what is added.
+    """
+    how = precision(tokens)
+    fed: Tensor = _Fed.apply(tokens, *shared, *own, index, scale, how)
+    return fed
+
+
+class _Fed(torch.autograd.Function):
+    """Both branches of one domain, with gradients by tokens and by all four matrices."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        tokens: Tensor,
+        shared_down: Tensor,
+        shared_up: Tensor,
+        down: Tensor,
+        up: Tensor,
+        index: Tensor,
+        scale: float,
+        how: Any,
+    ) -> Tensor:
+        half, rank = TORCH[how[0]], shared_down.shape[1]
+        downs = torch.cat([shared_down, down], 1).to(half)
+        ups = (scale * torch.cat([shared_up, up])).to(half)
+        ctx.save_for_backward(tokens, downs, ups)
+        ctx.rest = (rank, scale, up.dtype)
+        shared, own = Pair(downs[:, :rank], ups[:rank]), Pair(downs[:, rank:], ups[rank:])
+        return _launched(tokens, index, shared, own, how, everywhere=True)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        tokens, downs, ups = ctx.saved_tensors
+        rank, scale, kind = ctx.rest
+        ranks = [rank, len(ups) - rank]
+        z, g = (one.reshape(-1, one.shape[-1]).to(downs.dtype) for one in (tokens, grad))
+        before = z @ downs
+        by_hidden = torch.ops.aten.gelu_backward(g @ ups.mT, before)
+        by_downs = (z.mT @ by_hidden).to(kind).split(ranks, 1)
+        by_ups = (scale * (F.gelu(before).mT @ g).to(kind)).split(ranks)
+        by_tokens = None
+        if ctx.needs_input_grad[0]:
+            by_tokens = (grad + (by_hidden @ downs.mT).view(grad.shape)).to(tokens.dtype)
+        return by_tokens, by_downs[0], by_ups[0], by_downs[1], by_ups[1], None, None, None
+
+
+def _launched(
+    tokens: Tensor,
+    index: Tensor,
+    shared: Pair | None,
+    own: Pair | None,
+    how: tuple[Any, str],
+    *,
+    everywhere: bool,
+) -> Tensor:
+    fed = torch.empty_like(tokens)
+    count, length, width = tokens.shape
+    if not tokens.numel():
+        return fed
+    kind, exact = how
+    tiles = TILES[4 if kind is tl.float32 else 2]
+    ranks = [0 if pair is None else pair.down.shape[-1] for pair in (shared, own)]
+    four = [*(shared or (tokens, tokens)), *(own or (tokens, tokens))]  # a rank of 0 reads none
+    with _on(tokens):
+        _branches[(triton.cdiv(length, tiles.tokens) * count,)](
+            tokens, fed, index, *four, length, count // len(index),
+            *tokens.stride(), *fed.stride(), *(step for one in four for step in _strides(one)),
+            WIDTH=width, SHARED=ranks[0], RANK=ranks[1], ALL=everywhere, KIND=kind, EXACT=exact,
+            BM=tiles.tokens, BK=tiles.features, BS=padded(ranks[0]), BR=padded(ranks[1]),
+            num_warps=tiles.warps, num_stages=tiles.stages,
+        )  # fmt: skip
+    return fed
+
+
+def _strides(matrix: Tensor) -> tuple[int, ...]:
+    """Steps to the next row, and within a matrix; the same matrix serves all where it is one."""
+    return (0, *matrix.stride()) if matrix.ndim == 2 else matrix.stride()

@@ -1,0 +1,110 @@
+"""When a domain's maps are made, from what, at which shares, and what that answers."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+
+import pytest
+import torch
+
+from ostinato.errors import StateError
+from ostinato.experts.routed import EVERY
+from ostinato.methods import _ostinato_maps as core
+from ostinato.methods._ostinato_parts import LASTING, NEW, Domain, OstinatoConfig
+
+kit = runpy.run_path(str(Path(__file__).with_name("_ostinato_small.py")))
+build, shifted, clean_statistics = kit["build"], kit["shifted"], kit["clean_statistics"]
+
+
+@pytest.fixture(scope="module")
+def small():
+    return clean_statistics()
+
+
+@pytest.fixture
+def trusting(monkeypatch):
+    monkeypatch.setattr(core, "TRUSTED", 10.0)
+
+
+@pytest.mark.parametrize(
+    ("images", "due"), [(20, 40), (50, 80), (100, 240), (239, 240), (240, 960), (999, 3840)]
+)
+def test_maps_are_due_ever_more_rarely(images, due):
+    domain = Domain(due=20, images=images)
+    domain.made(enough=20)
+    assert domain.due == due
+
+
+def test_shares_are_tried_once_a_domain_lasts():
+    config = OstinatoConfig(shares=(0.5, 0.2, 0.4))
+    lasting = LASTING * config.enough
+    assert Domain(due=20, images=50).shares_to_try(config) == (0.4,)  # the middle one
+    assert Domain(due=80, images=99, share=0.2).shares_to_try(config) == (0.2,)
+    first = Domain(due=lasting, images=lasting, share=0.4)
+    assert first.shares_to_try(config) == config.shares
+    first.made(config.enough)
+    assert first.shares_to_try(config) == (0.4,)
+    first.share = 0.0  # the source answers: another chance
+    assert first.shares_to_try(config) == config.shares
+
+
+def test_new_domains_rest_on_few_images():
+    recent = [torch.zeros(3, 2, 2)] * 100
+    assert len(Domain(due=20, images=100, recent=recent).latest(20)) == NEW
+    assert len(Domain(due=20, images=240, recent=recent).latest(20)) == 100
+
+
+def test_every_second_block_has_a_map(small, trusting):
+    method = build(small)
+    for batch in shifted(4):
+        method(batch)
+    (domain,) = method.bank.domains.values()
+    assert len(domain.maps) == -(-method.hooks.blocks // EVERY)
+    assert len(domain.maps) == method.bank.places
+
+
+def test_making_maps_answers_the_batch(small, trusting, monkeypatch):
+    method, forwards = build(small, learn=False), []
+    plain = type(method)._forward
+    monkeypatch.setattr(
+        type(method), "_forward", lambda *given: forwards.append(1) or plain(*given)
+    )
+    for batch in shifted(6):
+        before = len(forwards)
+        logits = method(batch)
+        if method._made:
+            assert len(forwards) == before  # nothing was asked twice
+            with method.frozen():
+                again = method.predict(batch)
+            assert torch.allclose(logits, again, atol=1e-4)
+    assert len(forwards) > 2
+
+
+def test_what_the_source_said_is_not_asked_again(small, trusting, monkeypatch):
+    method, asked = build(small, learn=False), []
+    plain = type(method)._passed
+
+    def passed(self, batch, expert, share=None):
+        asked.append(share)
+        return plain(self, batch, expert, share)
+
+    monkeypatch.setattr(type(method), "_passed", passed)
+    images = torch.cat(shifted(2))
+    source = method.source_logits(method._receive(images, None, None))
+    domain = Domain(due=8, images=16)
+    method._make_maps(domain, images, None, source)
+    assert asked == [0.35]
+    assert domain.share == 0.35
+
+
+def test_states_of_maps_after_every_block_are_refused(small, trusting):
+    method = build(small)
+    for batch in shifted(4):
+        method(batch)
+    state = method.export_state().clone()
+    (number,) = method.bank.domains
+    values = state.values["bank"][str(number)]
+    values["blocks"] = 2 * values["blocks"]
+    with pytest.raises(StateError, match="maps where"):
+        method.bank.expected(state.part("bank"))
