@@ -91,15 +91,34 @@ class Case:
         assert found is not None
         return found
 
+    def map_back(self) -> Tensor:
+        """What the map's gradient by tokens costs."""
+        from ostinato.ops.kernels import maps
+
+        parts, exact = maps.Parts(*self.rows.block(0)), maps.Exactness(maps.tl.bfloat16, "ieee")
+        return maps._launched(self.tokens, self.index[1:2], parts, exact, back=True)
+
+    def fed_back(self) -> Any:
+        """What the branches' gradients by tokens and hidden numbers cost."""
+        from ostinato.ops.kernels import learned, maps
+
+        downs, ups = (torch.cat([one, other], k).to(self.tokens.dtype) for k, one, other in (
+            (1, self.leaves[0], self.leaves[2]), (0, self.leaves[1], self.leaves[3])
+        ))  # fmt: skip
+        flat, exact = self.tokens.flatten(0, 1), maps.Exactness(maps.tl.bfloat16, "ieee")
+        return learned._gone_back(flat, flat, downs.detach(), ups.detach(), 0.25, exact)
+
     def step(self) -> tuple[Tensor, ...]:
         """Map and both branches as an update has them, with their gradients."""
         leaves = self.leaves
         shared, own = Branch(*leaves[:2]), Branch(*leaves[2:])
         given = self.tokens.detach().requires_grad_()
-        now = LearningPass(self.index[1:2], self.rows, (shared,), (own,), None)
+        now = LearningPass(self.index[1:2], self.rows, (shared,), (own,), class_token=True)
         with torch.autocast(DEVICE, torch.bfloat16, enabled=self.half):
             found = now.block(0, now.fed(0, given))
-        return torch.autograd.grad(found, [given, *leaves], torch.ones_like(found))
+            kept = now.keep(found)
+        by = (torch.ones_like(found), torch.ones_like(kept))
+        return torch.autograd.grad((found, kept), [given, *leaves], by)
 
     def exactly(self) -> Case:
         """The same in double precision."""
@@ -194,7 +213,9 @@ def works_of(count: int) -> dict[str, Callable[[], Any]]:
     return {
         "map": case.block,
         "map, bf16 tokens": fed.block,
+        "map, back": case.map_back,
         "branches": fed.fed,
+        "branches, back": fed.fed_back,
         "step of both": case.step,
         "describe": lambda: describe(images),
     }
@@ -213,6 +234,8 @@ def time_alone(count: int, model: nn.Module) -> None:
     print(f"\nbatch {count}, GPU time alone: one block of ViT-B in bf16 {usual:.3f} ms")
     print(f"{'':20}{'kernel ms':>12}{'plain ms':>12}{'kernel / block':>16}{'plain / block':>16}")
     for name, work in works_of(count).items():
+        if name.endswith("back"):
+            continue  # a part of the step
         fast = _tried(work)
         with plain():
             slow = _tried(work)
@@ -222,26 +245,36 @@ def time_alone(count: int, model: nn.Module) -> None:
 
 def sweep(count: int) -> None:
     """Kernels with the work cut otherwise."""
-    from ostinato.ops.kernels import branches, maps, texture
+    from ostinato.ops.kernels import branches, learned, maps, texture
+    from ostinato.ops.kernels.cuts import Tiles
 
     works = works_of(count)
     print(f"\nbatch {count}, other cuts: tokens, features, warps, stages; ms of the GPU")
-    for module, names in ((maps, ("map", "map, bf16 tokens")), (branches, ("branches",))):
+    cuts = [
+        (64, 64, 4, 3, 3), (64, 64, 4, 3, 1), (64, 64, 4, 3, 2), (64, 64, 4, 4, 4),
+        (64, 64, 4, 2, 2), (64, 128, 4, 2, 2), (64, 128, 8, 2, 2), (64, 128, 8, 3, 3),
+        (128, 64, 8, 3, 3), (128, 64, 8, 2, 2), (128, 128, 8, 2, 2), (32, 64, 4, 3, 3),
+        (32, 128, 4, 2, 2), (32, 128, 4, 3, 3), (16, 128, 4, 3, 3), (64, 32, 4, 4, 4),
+        (64, 64, 8, 3, 3), (32, 64, 2, 3, 3),
+    ]  # fmt: skip
+    places = (
+        (maps, ("map", "map, bf16 tokens", "map, back")),
+        (branches, ("branches",)),
+        (learned, ("branches, back",)),
+    )
+    for module, names in places:
         usual = module.TILES[2]
-        for cut in [
-            (64, 64, 4, 3), (64, 64, 4, 2), (64, 64, 4, 4), (64, 128, 4, 2), (64, 128, 4, 3),
-            (64, 128, 8, 3), (32, 64, 4, 3), (32, 128, 4, 3), (128, 64, 8, 3), (128, 64, 4, 3),
-            (128, 128, 8, 2), (16, 128, 4, 3), (64, 32, 4, 4), (64, 256, 8, 2), (64, 64, 8, 3),
-        ]:  # fmt: skip
-            module.TILES[2] = maps.Tiles(*cut)
+        for cut in cuts:
+            module.TILES[2] = Tiles(*cut)
             times = "".join(f"{name} {_tried(works[name]):.4f}   " for name in names)
             print(f"{cut!s:22}{times}", flush=True)
         module.TILES[2] = usual
-    names = ("CELLS", "WARPS", "PIXELS", "TURNS")
+    names = ("CELLS", "ROUNDS", "WARPS", "PIXELS", "TURNS")
     usual = {name: getattr(texture, name) for name in names}
     for cut in [
-        (32, 8, 1024, 4), (16, 4, 1024, 4), (32, 4, 1024, 4), (64, 8, 1024, 4), (64, 16, 1024, 4),
-        (32, 8, 512, 4), (32, 8, 1024, 2), (32, 8, 1024, 8), (32, 8, 2048, 2), (32, 8, 2048, 4),
+        (32, 1, 8, 1024, 4), (16, 1, 4, 1024, 4), (32, 5, 8, 1024, 4), (16, 7, 4, 1024, 4),
+        (16, 7, 8, 1024, 4), (16, 4, 4, 1024, 4), (16, 10, 4, 1024, 4), (32, 2, 8, 1024, 4),
+        (16, 7, 4, 512, 8), (16, 7, 4, 1024, 8), (16, 7, 4, 1024, 2), (16, 7, 4, 2048, 4),
     ]:  # fmt: skip
         vars(texture).update(zip(names, cut, strict=True))
         print(f"{cut!s:22}describe {_tried(works['describe']):.4f}", flush=True)

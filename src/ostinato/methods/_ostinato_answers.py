@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Sequence
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -24,7 +23,6 @@ from ostinato.methods.base import Input
 from ostinato.ops import kernels
 from ostinato.ops.borrowed import Borrowed
 from ostinato.ops.colours import three_colours
-from ostinato.ops.features import pool_tokens
 from ostinato.ops.moments import map_rank
 from ostinato.ops.views import Viewed
 from ostinato.types import Decision, StepOutput
@@ -59,8 +57,8 @@ class Answers(Learner):
         return self._forward(Input(pixels), placed, index)
 
     def _step_captures(self) -> StepCaptures:
-        keep = partial(pool_tokens, class_token=self.hooks.prefix > 0)
-        return StepCaptures(Borrowed(self._differentiate_pixels), keep)
+        class_token = self.hooks.prefix > 0
+        return StepCaptures(Borrowed(self._differentiate_pixels), class_token=class_token)
 
     def _differentiate_pixels(
         self, pixels: Tensor, now: Acting, groups: tuple[tuple[Branch, ...], ...]

@@ -6,16 +6,16 @@ all domains share and for that of each image's row; the source's images (row 0) 
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from ostinato.ops.kernels.maps import Tiles, on_device, padded, precision
+from ostinato.ops.kernels.cuts import Exactness, Tiles, exactness, on_device, padded
 
-TILES = {2: Tiles(64, 64, 4, 3), 4: Tiles(32, 32, 4, 2)}
+TILES = {2: Tiles(64, 64, 4, 3, 3), 4: Tiles(32, 32, 4, 2, 2)}
 """By the size of a product's numbers in bytes."""
 
 
@@ -60,7 +60,7 @@ def _branches(z, y, index, shared_down, shared_up, down, up, tokens, pieces,
               shared_down_r, shared_down_k, shared_down_n, shared_up_r, shared_up_k, shared_up_n,
               down_r, down_k, down_n, up_r, up_k, up_n,
               WIDTH: tl.constexpr, SHARED: tl.constexpr, RANK: tl.constexpr,
-              ALL: tl.constexpr, KIND: tl.constexpr, EXACT: tl.constexpr,
+              ALL: tl.constexpr, KIND: tl.constexpr, EXACT: tl.constexpr, AHEAD: tl.constexpr,
               BM: tl.constexpr, BK: tl.constexpr, BS: tl.constexpr, BR: tl.constexpr):  # fmt: skip
     """Some tokens of one image. A rank of 0 leaves a branch out; `ALL` counts the source in."""
     tiles = tl.cdiv(tokens, BM)
@@ -88,9 +88,11 @@ def _branches(z, y, index, shared_down, shared_up, down, up, tokens, pieces,
         common = tl.where(row > 0, common, 0.0)
     common = common.to(KIND)
     own = gelu(own).to(KIND)
-    for k in range(0, WIDTH, BK):
+    for k in tl.range(0, WIDTH, BK, num_stages=AHEAD):
         features = k + tl.arange(0, BK)
         known = features < WIDTH
+        mask = here[:, None] & known[None]
+        before = tl.load(z + place[:, None] * z_n + features[None] * z_d, mask=mask, other=0.0)
         total = tl.zeros((BM, BK), tl.float32)
         if SHARED > 0:
             total = _outer(total, common, shared_up, row, features, known, shared_up_r,
@@ -98,8 +100,6 @@ def _branches(z, y, index, shared_down, shared_up, down, up, tokens, pieces,
         if RANK > 0:
             total = _outer(total, own, up, row, features, known, up_r,
                            up_k, up_n, RANK, BR, KIND, EXACT)  # fmt: skip
-        mask = here[:, None] & known[None]
-        before = tl.load(z + place[:, None] * z_n + features[None] * z_d, mask=mask, other=0.0)
         total += before.to(tl.float32)
         tl.store(y + place[:, None] * y_n + features[None] * y_d,
                  total.to(y.dtype.element_ty), mask=mask)  # fmt: skip
@@ -114,7 +114,7 @@ def fed_rows(tokens: Tensor, index: Tensor, shared: Pair | None, own: Pair | Non
         shared: the branch of all rows but the source's.
         own: the branches, a row each.
     """
-    return launched(tokens, index, shared, own, precision(tokens), everywhere=False)
+    return launched(tokens, index, shared, own, exactness(tokens), everywhere=False)
 
 
 def launched(
@@ -122,7 +122,7 @@ def launched(
     index: Tensor,
     shared: Pair | None,
     own: Pair | None,
-    how: tuple[Any, str],
+    exact: Exactness,
     *,
     everywhere: bool,
 ) -> Tensor:
@@ -131,16 +131,16 @@ def launched(
     count, length, width = tokens.shape
     if not tokens.numel():
         return fed
-    kind, exact = how
-    tiles = TILES[4 if kind is tl.float32 else 2]
+    tiles = TILES[exact.size]
     ranks = [0 if pair is None else pair.down.shape[-1] for pair in (shared, own)]
     four = [*(shared or (tokens, tokens)), *(own or (tokens, tokens))]  # a rank of 0 reads none
     with on_device(tokens):
         _branches[(triton.cdiv(length, tiles.tokens) * count,)](
             tokens, fed, index, *four, length, count // len(index),
             *tokens.stride(), *fed.stride(), *(step for one in four for step in _strides(one)),
-            WIDTH=width, SHARED=ranks[0], RANK=ranks[1], ALL=everywhere, KIND=kind, EXACT=exact,
-            BM=tiles.tokens, BK=tiles.features, BS=padded(ranks[0]), BR=padded(ranks[1]),
+            WIDTH=width, SHARED=ranks[0], RANK=ranks[1], ALL=everywhere, KIND=exact.kind,
+            EXACT=exact.single, AHEAD=tiles.ahead, BM=tiles.tokens, BK=tiles.features,
+            BS=padded(ranks[0]), BR=padded(ranks[1]),
             num_warps=tiles.warps, num_stages=tiles.stages,
         )  # fmt: skip
     return fed

@@ -16,18 +16,18 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ostinato.ops.kernels.branches import Pair, gelu, launched
-from ostinato.ops.kernels.maps import Tiles, on_device, padded, precision
+from ostinato.ops.kernels.cuts import Exactness, Tiles, exactness, on_device, padded
 
-TILES = {2: Tiles(64, 64, 8, 2), 4: Tiles(32, 32, 4, 2)}
+TILES = {2: Tiles(64, 64, 8, 2, 2), 4: Tiles(32, 32, 4, 2, 2)}
 """By the size of a product's numbers in bytes."""
-TORCH = {tl.float32: torch.float32, tl.bfloat16: torch.bfloat16, tl.float16: torch.float16}
 
 
 @triton.jit
 def _back(z, grad, by_z, hidden, by_hidden, down, up, tokens, scale,
           z_n, grad_n, by_n, down_k, up_r,
           WIDTH: tl.constexpr, RANK: tl.constexpr, KIND: tl.constexpr, EXACT: tl.constexpr,
-          BM: tl.constexpr, BK: tl.constexpr, BR: tl.constexpr):  # fmt: skip
+          AHEAD: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
+          BR: tl.constexpr):  # fmt: skip
     """The gradient by some tokens; hidden numbers, times `scale`, and the gradient by them."""
     place = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)
     here = place < tokens
@@ -53,14 +53,14 @@ def _back(z, grad, by_z, hidden, by_hidden, down, up, tokens, scale,
     kept = here[:, None] & used[None]
     tl.store(hidden + at, (scale * gelu(before)).to(KIND), mask=kept)
     tl.store(by_hidden + at, inner, mask=kept)
-    for k in range(0, WIDTH, BK):
+    for k in tl.range(0, WIDTH, BK, num_stages=AHEAD):
         features = k + tl.arange(0, BK)
         known = features < WIDTH
         mask = here[:, None] & known[None]
         both = used[:, None] & known[None]
+        one = tl.load(grad + place[:, None] * grad_n + features[None], mask=mask, other=0.0)
         matrix = tl.load(down + features[None] * down_k + ranks[:, None], mask=both, other=0.0)
         total = tl.dot(inner, matrix, input_precision=EXACT)
-        one = tl.load(grad + place[:, None] * grad_n + features[None], mask=mask, other=0.0)
         total += one.to(tl.float32)
         tl.store(by_z + place[:, None] * by_n + features[None],
                  total.to(by_z.dtype.element_ty), mask=mask)  # fmt: skip
@@ -77,7 +77,7 @@ def fed_by_two(tokens: Tensor, index: Tensor, shared: Pair, own: Pair, scale: fl
         scale: of what is added.
     """
     flat = tokens.reshape(1, -1, tokens.shape[-1])
-    fed: Tensor = _Fed.apply(flat, *shared, *own, index, scale, precision(tokens))
+    fed: Tensor = _Fed.apply(flat, *shared, *own, index, scale, exactness(tokens))
     return fed.view(tokens.shape)
 
 
@@ -94,23 +94,23 @@ class _Fed(torch.autograd.Function):
         up: Tensor,
         index: Tensor,
         scale: float,
-        how: tuple[Any, str],
+        exact: Exactness,
     ) -> Tensor:
-        half, rank = TORCH[how[0]], shared_down.shape[1]
+        half, rank = exact.dtype, shared_down.shape[1]
         downs = torch.cat([shared_down, down], 1).to(half)
         ups = (scale * torch.cat([shared_up, up])).to(half)
         ctx.save_for_backward(tokens, downs, ups)
-        ctx.rest = (rank, scale, up.dtype, how)
+        ctx.rest = (rank, scale, up.dtype, exact)
         shared, own = Pair(downs[:, :rank], ups[:rank]), Pair(downs[:, rank:], ups[rank:])
-        return launched(tokens, index, shared, own, how, everywhere=True)
+        return launched(tokens, index, shared, own, exact, everywhere=True)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         tokens, downs, ups = ctx.saved_tensors
-        rank, scale, kind, how = ctx.rest
+        rank, scale, kind, exact = ctx.rest
         z, g = tokens[0], grad[0].contiguous()
-        by_tokens, hidden, by_hidden = _gone_back(z, g, downs, ups, scale, how)
+        by_tokens, hidden, by_hidden = _gone_back(z, g, downs, ups, scale, exact)
         ranks = [rank, len(ups) - rank]
         by_downs = _product(z.to(downs.dtype).mT, by_hidden, kind).split(ranks, 1)
         by_ups = _product(hidden.mT, g.to(downs.dtype), kind).split(ranks)
@@ -119,21 +119,20 @@ class _Fed(torch.autograd.Function):
 
 
 def _gone_back(
-    z: Tensor, grad: Tensor, downs: Tensor, ups: Tensor, scale: float, how: tuple[Any, str]
+    z: Tensor, grad: Tensor, downs: Tensor, ups: Tensor, scale: float, exact: Exactness
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradient by tokens, hidden numbers times `scale`, and the gradient by them."""
     (count, width), rank = z.shape, len(ups)
     by_tokens = torch.empty_like(z)
     hidden, by_hidden = downs.new_empty(2, count, rank)
-    kind, exact = how
-    tiles = TILES[4 if kind is tl.float32 else 2]
+    tiles = TILES[exact.size]
     if count:
         with on_device(z):
             _back[(triton.cdiv(count, tiles.tokens),)](
                 z, grad, by_tokens, hidden, by_hidden, downs, ups, count, scale,
                 z.stride(0), grad.stride(0), by_tokens.stride(0), downs.stride(0), ups.stride(0),
-                WIDTH=width, RANK=rank, KIND=kind, EXACT=exact,
-                BM=tiles.tokens, BK=tiles.features, BR=padded(rank),
+                WIDTH=width, RANK=rank, KIND=exact.kind, EXACT=exact.single,
+                AHEAD=tiles.ahead, BM=tiles.tokens, BK=tiles.features, BR=padded(rank),
                 num_warps=tiles.warps, num_stages=tiles.stages,
             )  # fmt: skip
     return by_tokens, hidden, by_hidden
