@@ -1,11 +1,12 @@
 """One stream on 1, 2 and 4 processes: how far answers and states are from those on one.
 
-    python benchmarks/wide.py [--worlds 2 4] [--steps 50] [--backend nccl] [--small] [--only NAME]
+    python benchmarks/wide.py [--worlds 2 4] [--steps 50] [--long] [--backend nccl] [--only NAME]
 
 Domains come and go, every process is given a part of each batch (sometimes none), and all learn.
-For each precision, preset and number of processes: the largest difference of a logit and of a
-number of the state, and whether all processes hold the same state to the bit. The last rows go
-on, on 1 and more processes, from states that two processes saved half-way.
+One batch in single precision and fifty in double; `--long` adds fifty in single, `--small` takes a
+model of random weights. For each precision, preset and number of processes: the largest difference
+of a logit and of a number of the state, and whether all processes hold the same state to the bit.
+The last rows go on, on 1 and more processes, from states that two processes saved half-way.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from ostinato.ops.statistics import SourceStatistics
 from ostinato.speed.ways import trusting
 
 SETTINGS: dict[str, Any] = {"micro": 8, "enough": 8, "shared_rank": 4, "domain_rank": 2}
-BATCH = 24
+BATCH = 16
 HEAD = "precision  preset        batches      processes  logits   state    alike  domains  updates"
 TURN = ("gaussian_noise", "contrast", None, "gaussian_noise", "fog", "contrast")
 
@@ -223,6 +224,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--worlds", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--steps", type=int, default=50)
+    parser.add_argument("--long", action="store_true", help="all batches in single precision too")
     parser.add_argument("--backend", default="gloo")
     parser.add_argument("--small", action="store_true", help="a model of random weights")
     parser.add_argument("--only", default="", help="cases whose name begins so, as float64-robust")
@@ -235,9 +237,10 @@ def main() -> None:
         cases = [Case(**one) for one in json.loads(given.cases)]
         process(cases, given.rank, given.world, given.folder)
         return
+    also = [("float32", given.steps)] if given.long else []
     cases = [
         Case(precision, preset, steps, given.small, backend=given.backend)
-        for precision, steps in (("float32", 1), ("float32", given.steps), ("float64", given.steps))
+        for precision, steps in (("float32", 1), ("float64", given.steps), *also)
         for preset in ("robust", "forward-only")
     ]
     compare([case for case in cases if case.name.startswith(given.only)], given.worlds)
@@ -246,9 +249,7 @@ def main() -> None:
 def compare(cases: list[Case], worlds: list[int]) -> None:
     """Run all cases on one process and on more, and print how far they are apart."""
     half = [replace(case, steps=case.steps // 2) for case in cases if case.steps > 1]
-    print(
-        "precision  preset        batches      processes  logits   state    alike  domains  updates"
-    )
+    print(HEAD, flush=True)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         launch(cases, 1, folder)

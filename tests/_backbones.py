@@ -44,6 +44,21 @@ def _maxvit() -> nn.Module:
     return model
 
 
+def _coatnet() -> nn.Module:
+    from timm.models.maxxvit import MaxxVit, MaxxVitCfg, MaxxVitTransformerCfg
+
+    cfg = MaxxVitCfg(
+        embed_dim=(16, 32),
+        depths=(1, 1),
+        block_type=("C", "T"),
+        stem_width=8,
+        transformer_cfg=MaxxVitTransformerCfg(dim_head=8),
+    )
+    model: Any = MaxxVit(cfg, img_size=SIZE, num_classes=CLASSES)
+    model.pretrained_cfg = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
+    return model
+
+
 def _mixer() -> nn.Module:
     from timm.models.mlp_mixer import MlpMixer
 
@@ -55,7 +70,14 @@ def _mixer() -> nn.Module:
 
 def _torchvision(kind: str) -> Callable[[], nn.Module]:
     def build() -> nn.Module:
-        from torchvision.models import ConvNeXt, ResNet, SwinTransformer, VisionTransformer
+        from torchvision.models import (
+            ConvNeXt,
+            EfficientNet,
+            ResNet,
+            SwinTransformer,
+            VisionTransformer,
+            mobilenet_v3_small,
+        )
         from torchvision.models.convnext import CNBlockConfig
         from torchvision.models.resnet import BasicBlock
 
@@ -68,6 +90,13 @@ def _torchvision(kind: str) -> Callable[[], nn.Module]:
         if kind == "convnext":
             parts = [CNBlockConfig(16, 32, 1), CNBlockConfig(32, None, 1)]
             return ConvNeXt(parts, num_classes=CLASSES)
+        if kind == "mobilenetv3":
+            return mobilenet_v3_small(num_classes=CLASSES, width_mult=0.5)
+        if kind == "efficientnet":
+            from torchvision.models.efficientnet import MBConvConfig
+
+            parts = [MBConvConfig(2, 3, 2, 8, 16, 2), MBConvConfig(2, 3, 2, 16, 24, 1)]
+            return EfficientNet(parts, 0.0, num_classes=CLASSES)
         return ResNet(BasicBlock, [1, 1, 1, 1], num_classes=CLASSES)
 
     return build
@@ -78,11 +107,37 @@ def _hugging_face(kind: str, **settings: Any) -> Callable[[], nn.Module]:
         import transformers
 
         config = getattr(transformers, f"{kind}Config")(num_labels=CLASSES, **settings)
-        head = "SemanticSegmentation" if kind == "Segformer" else "ImageClassification"
+        head = "SemanticSegmentation" if kind in ("Segformer", "DPT") else "ImageClassification"
         model: nn.Module = getattr(transformers, f"{kind}For{head}")(config)
         return model
 
     return build
+
+
+def _mask2former() -> nn.Module:
+    from transformers import Mask2FormerConfig, Mask2FormerForUniversalSegmentation, SwinConfig
+
+    swin = SwinConfig(
+        image_size=SIZE,
+        patch_size=2,
+        embed_dim=8,
+        depths=[1, 1, 1, 1],
+        num_heads=[1, 2, 2, 2],
+        window_size=2,
+        out_features=["stage1", "stage2", "stage3", "stage4"],
+    )
+    widths = ("feature_size", "mask_feature_size", "hidden_dim", "dim_feedforward")
+    config = Mask2FormerConfig(
+        backbone_config=swin,
+        num_labels=CLASSES,
+        encoder_layers=1,
+        encoder_feedforward_dim=32,
+        decoder_layers=2,
+        num_attention_heads=2,
+        num_queries=4,
+        **dict.fromkeys(widths, 32),
+    )
+    return Mask2FormerForUniversalSegmentation(config)
 
 
 _HF = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -95,10 +150,12 @@ FAMILIES: dict[str, Callable[[], nn.Module]] = {
     "timm deit3": _timm("deit3_small_patch16_224", **PLAIN),
     "timm beit": _timm("beit_base_patch16_224", **PLAIN),
     "timm eva02": _timm("eva02_tiny_patch14_224", **PLAIN),
+    "timm dinov3": _timm("vit_small_plus_patch16_dinov3", **PLAIN),
     "timm swin": _timm("swin_tiny_patch4_window7_224", **SWIN),
     "timm swinv2": _timm("swinv2_tiny_window8_256", **SWIN),
     "timm swinv2_cr": _timm("swinv2_cr_tiny_224", **SWIN),
     "timm maxvit": _maxvit,
+    "timm coatnet": _coatnet,
     "timm mlp-mixer": _mixer,
     "timm convnext": _timm("test_convnext", num_classes=CLASSES),
     "timm resnet50": _timm("resnet50", **RESNET),
@@ -109,6 +166,8 @@ FAMILIES: dict[str, Callable[[], nn.Module]] = {
     "torchvision swin": _torchvision("swin"),
     "torchvision convnext": _torchvision("convnext"),
     "torchvision resnet": _torchvision("resnet"),
+    "torchvision mobilenetv3": _torchvision("mobilenetv3"),
+    "torchvision efficientnet": _torchvision("efficientnet"),
     "HF vit": _hugging_face("ViT", **_HF),
     "HF dinov2": _hugging_face("Dinov2", **_HF_DINO),
     "HF swin": _hugging_face(
@@ -132,6 +191,15 @@ FAMILIES: dict[str, Callable[[], nn.Module]] = {
         mlp_ratios=[2, 2],
         decoder_hidden_size=32,
     ),
+    "HF dpt": _hugging_face(
+        "DPT",
+        **_HF | {"num_hidden_layers": 4},
+        is_hybrid=False,
+        backbone_out_indices=[0, 1, 2, 3],
+        neck_hidden_sizes=[8, 16, 24, 32],
+        fusion_hidden_size=16,
+    ),
+    "HF mask2former": _mask2former,
 }
 MECHANISMS = (
     "timm vit",
@@ -162,10 +230,14 @@ def images(count: int, seed: int = 0, domain: int = 0) -> torch.Tensor:
     return shifted[domain].clamp(0, 1)
 
 
+_UNKNOWN = ("siglip", "clip", "convnext", "dpt", "mask2former")
+"""Hugging Face's models whose processors alone know how images are normalised."""
+
+
 def _convention(model: nn.Module) -> dict[str, Any]:
     half = (0.5, 0.5, 0.5)
     known = getattr(getattr(model, "config", None), "model_type", "")
-    return {"mean": half, "std": half} if known in ("siglip", "clip", "convnext") else {}
+    return {"mean": half, "std": half} if known in _UNKNOWN else {}
 
 
 class Case:

@@ -99,6 +99,53 @@ def test_a_head_behind_flatten_is_no_block():
     assert list(blocks) == ["layers.0.blocks.0", "layers.1.blocks.0"]
 
 
+class Lists(nn.Module):
+    """Attentions in one list, feed-forward networks in another: a block is nowhere one module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 16, 8, 8)
+        self.attend = nn.ModuleList(
+            nn.MultiheadAttention(16, 2, batch_first=True) for _ in range(2)
+        )
+        self.feed = nn.ModuleList(
+            nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16)) for _ in range(2)
+        )
+        self.head = nn.Linear(16, 5)
+
+    def forward(self, x):
+        x = self.stem(x).flatten(2).transpose(1, 2)
+        for attend, feed in zip(self.attend, self.feed, strict=True):
+            x = x + attend(x, x, x, need_weights=False)[0]
+            x = x + feed(x)
+        return self.head(x.mean(1))
+
+
+def test_lists_of_parts_are_no_blocks_until_somebody_says_so():
+    model, feeds = Lists().eval(), r"feed\.\d"
+    with pytest.raises(TargetError, match=r"blocks=\[...\]"):
+        ostinato.collect_statistics(model, kit["images"](8), **HALF)
+    statistics = ostinato.collect_statistics(model, kit["images"](30), blocks=feeds, **HALF)
+    for more in ({}, {"targets": feeds}):
+        settings = {"statistics": statistics, "blocks": feeds, "enough": 8, "micro": 8}
+        adapted = ostinato.adapt(model, **settings, **more, **HALF)
+        for seed in range(3):
+            assert adapted(kit["images"](12, seed, 2)).isfinite().all()
+        assert adapted.hooks.widths == [("feed.0", 16), ("feed.1", 16)]
+        ostinato.unwrap(adapted)
+    attend = ["attend.0", "attend.1"]
+    with pytest.raises(TargetError, match=r"targets=\[...\]"):
+        ostinato.adapt(model, statistics=statistics, blocks=attend, **HALF)
+
+
+def test_a_dictionary_of_stages_with_a_forward_is_a_row():
+    from torchvision.models import mobilenet_v3_small
+    from torchvision.models._utils import IntermediateLayerGetter
+
+    part = IntermediateLayerGetter(mobilenet_v3_small().features, {"12": "out"})
+    assert list(find_blocks(nn.ModuleDict({"backbone": part})))[:2] == ["backbone.1", "backbone.2"]
+
+
 def test_the_last_stage_of_a_network():
     assert last_stage(kit["build"]("timm resnet50-gn")) == ("layer4.0",)
 

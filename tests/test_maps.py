@@ -108,3 +108,31 @@ def test_states_of_maps_after_every_block_are_refused(small, trusting):
     values["blocks"] = 2 * values["blocks"]
     with pytest.raises(StateError, match="maps where"):
         method.bank.expected(state.part("bank"))
+
+
+def test_maps_that_no_longer_fit_are_made_anew(small, trusting):
+    method = build(small, learn=False)
+    batches = shifted(12)
+    for batch in batches[:8]:
+        method(batch)
+    (domain,) = method.bank.domains.values()
+    due, maps = domain.due, domain.maps
+    assert due > domain.images + 8
+    domain.unsure = -1.0  # the next answers are far less sure than those were
+    method(batches[8])
+    assert domain.due == domain.images < due
+    method(batches[9])
+    assert domain.maps is not maps
+    assert domain.excess != 0
+    assert domain.due > domain.images
+
+
+def test_a_domain_that_took_another_in_makes_its_maps_anew(small, trusting):
+    method = build(small, learn=False)
+    for batch in shifted(8):
+        method(batch)
+    ((number, domain),) = method.bank.domains.items()
+    method.bank.domains[9] = Domain(due=80, images=30)
+    assert domain.due > domain.images
+    method.bank.merge(9, number)
+    assert method.bank.is_due(number)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 
 import pytest
@@ -92,6 +93,29 @@ def test_logits_of_every_common_output():
     assert logits_of(SimpleNamespace(logits=logits)) is logits
     with pytest.raises(InputError, match="without logits"):
         logits_of(SimpleNamespace(features=logits))
+
+
+def test_masks_of_queries_become_logits_per_pixel():
+    torch.manual_seed(0)
+    classes, masks = torch.randn(2, 3, 5), torch.randn(2, 3, 4, 6)
+    logits = logits_of(SimpleNamespace(class_queries_logits=classes, masks_queries_logits=masks))
+    shares, places = classes.softmax(-1), masks.sigmoid()
+    score = sum(float(shares[1, q, 2] * places[1, q, 3, 5]) for q in range(3))
+    assert logits.shape == (2, 4, 4, 6)
+    assert float(logits[1, 2, 3, 5]) == pytest.approx(math.log(score), rel=1e-5)
+
+
+def test_answers_that_are_neither_for_an_image_nor_for_its_pixels_are_refused():
+    class Boxes(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(3, 6)
+
+        def forward(self, x):
+            return SimpleNamespace(logits=self.layer(x.mean(-1).transpose(1, 2)))
+
+    with pytest.raises(InputError, match=r"shape \(1, 32, 6\).*\(batch, classes, height, width\)"):
+        VisionModel(Boxes(), normalize="none").eval().check(images())
 
 
 def test_fingerprint_sees_weights():

@@ -46,7 +46,7 @@ def test_an_expert_that_no_longer_fits_learns_at_once(statistics):
         pass
     assert domain.skipped == 0
     assert not method.step(batches.pop()).updated
-    domain.usual = -1.0  # so that the next answers are far less sure than usual
+    domain.unsure = -1.0  # so that the next answers are far less sure than they were
     assert method.step(batches.pop()).updated
     assert domain.excess > MARGIN
 

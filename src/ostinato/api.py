@@ -15,6 +15,7 @@ from ostinato.methods.choosing import choose_method
 from ostinato.methods.contract import check_resources, resolve_config
 from ostinato.methods.sharing import check_sharing, share_work
 from ostinato.models import Normalize, Triple, VisionModel, check_module, fingerprint
+from ostinato.ops.around import Around, inside
 from ostinato.ops.batches import Images, image_batches
 from ostinato.ops.blocks import Choice, choose_blocks, find_blocks
 from ostinato.ops.colours import three_colours
@@ -44,7 +45,8 @@ def adapt(
 
     Args:
         model: any classifier or segmenter of blocks, transformer or convolutional, in any
-            precision; changed in place, and given back by `unwrap`.
+            precision; changed in place, and given back by `unwrap`. What `torch.compile` or
+            `DataParallel` put around it is set aside until then.
         method: a registered name; `ostinato list methods` shows them. None takes this project's
             own: `ostinato` where source statistics are given, `dual_expert` otherwise.
         preset: named settings of the method; without a method, `robust` and `forward-only` need
@@ -71,34 +73,65 @@ def adapt(
     >>> unwrap(adapted) is vit
     True
     """
-    if isinstance(model, Method):
+    if isinstance(inside(model), Method):
         raise ConfigError("This model is adapted already; call ostinato.unwrap on it first.")
     check_module(model)
     method, preset = choose_method(method, preset, statistics is not None)
     kind = METHODS[method]
-    if isinstance(statistics, (str, Path)):
-        statistics = SourceStatistics.load(statistics)
-    if isinstance(prepared, (str, Path)):
-        prepared = _read_prepared(prepared, method, model)
-    check_resources(model, statistics, prepared)
     if isinstance(blocks, int) or (blocks is None and "blocks" in kind.Config.model_fields):
         settings["blocks"] = blocks
     config = resolve_config(kind, preset, settings)
-    vision = VisionModel(model, normalize=normalize, mean=mean, std=std)
-    processes = Processes.of(group)
-    resources = check_sharing(processes, kind, config, vision, Resources(statistics, prepared))
-    choose_blocks(model, None if blocks is ... or "blocks" in settings else blocks)
+    around = Around(model)
+    try:
+        vision = VisionModel(around.model, normalize=normalize, mean=mean, std=std)
+        resources = _resources(vision, statistics, prepared, method)
+        processes = Processes.of(group)
+        resources = check_sharing(processes, kind, config, vision, resources)
+        chosen = None if blocks is ... or "blocks" in settings else blocks
+        adapted = _built(kind, vision, config, resources, targets, chosen)
+        share_work(adapted, processes)
+    except BaseException:
+        around.restore()
+        raise
+    adapted.around = around
+    return adapted
+
+
+def _resources(
+    vision: VisionModel,
+    statistics: SourceStatistics | str | Path | None,
+    prepared: State | str | Path | None,
+    method: str,
+) -> Resources:
+    """What helps a method, read where it is a file, if it was made for this model."""
+    if isinstance(statistics, (str, Path)):
+        statistics = SourceStatistics.load(statistics)
+    if isinstance(prepared, (str, Path)):
+        prepared = _read_prepared(prepared, method, vision.base)
+    check_resources(vision.base, statistics, prepared)
+    return Resources(statistics, prepared)
+
+
+def _built(
+    kind: Any,
+    vision: VisionModel,
+    config: Any,
+    resources: Resources,
+    targets: Any,
+    blocks: Choice,
+) -> Method:
+    """The method on the model; a failure leaves the model as it was."""
+    choose_blocks(vision.base, blocks)
     try:
         adapted: Method = kind(vision, config, resources, targets)
     except (LookupError, RuntimeError) as error:
-        choose_blocks(model, None)
-        if prepared is None or isinstance(error, OstinatoError):
+        choose_blocks(vision.base, None)
+        if resources.prepared is None or isinstance(error, OstinatoError):
             raise
         raise MissingResource(
-            f"What was prepared does not fit {method} on this model ({error}). Make it anew with "
-            f"'ostinato prepare {method} --model ... --data ... --out FILE'."
+            f"What was prepared does not fit {kind.name} on this model ({error}). Make it anew "
+            f"with 'ostinato prepare {kind.name} --model ... --data ... --out FILE'."
         ) from error
-    share_work(adapted, processes)
     return adapted
 
 
@@ -137,12 +170,13 @@ def prepare(
     """What a method needs from source images before deployment, for `adapt(prepared=...)`."""
     kind = METHODS[method]
     config = resolve_config(kind, preset, settings)
-    vision = VisionModel(model, normalize=normalize, mean=mean, std=std)
-    flags = Flags.freeze(model)
-    try:
-        state: State = kind.prepare(vision, vision.check(images), labels, config)
-    finally:
-        flags.restore()
+    with Around(model) as plain:
+        vision = VisionModel(plain, normalize=normalize, mean=mean, std=std)
+        flags = Flags.freeze(plain)
+        try:
+            state: State = kind.prepare(vision, vision.check(images), labels, config)
+        finally:
+            flags.restore()
     return state
 
 
@@ -170,25 +204,26 @@ def collect_statistics(
         std: as for `adapt`.
         progress: show how many batches are done.
     """
-    if isinstance(model, Method):
+    if isinstance(inside(model), Method):
         raise ConfigError("Collect statistics from the source model, before adapting it.")
-    vision = VisionModel(model, normalize=normalize, mean=mean, std=std)
-    flags = Flags.freeze(model)
-    try:
-        choose_blocks(model, blocks)
-        find_blocks(model)  # refused by the user's own names, before any image is read
-        parts: Iterable[Tensor] = (
-            vision.check(_unprocessed(vision, batch) if processed else batch)
-            for batch, processed in image_batches(images, batch_size)
-        )
-        if progress:
-            from rich.progress import track
+    with Around(model) as plain:
+        vision = VisionModel(plain, normalize=normalize, mean=mean, std=std)
+        flags = Flags.freeze(plain)
+        try:
+            choose_blocks(plain, blocks)
+            find_blocks(plain)  # refused by the user's own names, before any image is read
+            parts: Iterable[Tensor] = (
+                vision.check(_unprocessed(vision, batch) if processed else batch)
+                for batch, processed in image_batches(images, batch_size)
+            )
+            if progress:
+                from rich.progress import track
 
-            parts = track(parts, "source statistics", total=_batches(images, batch_size))
-        return collect(vision, parts, _describe, fingerprint(model))
-    finally:
-        choose_blocks(model, None)
-        flags.restore()
+                parts = track(parts, "source statistics", total=_batches(images, batch_size))
+            return collect(vision, parts, _describe, fingerprint(plain))
+        finally:
+            choose_blocks(plain, None)
+            flags.restore()
 
 
 def _describe(pixels: Tensor) -> Tensor:

@@ -82,7 +82,7 @@ class Acting(Protocol):
 
     @property
     def keep(self) -> Callable[[Tensor], Tensor] | None:
-        """Gives what of a block's tokens `features` is to collect."""
+        """Gives what of a block's tokens `features` is to collect; None where nothing is."""
 
     def block(self, number: int, tokens: Tensor) -> Tensor:
         """Tokens after a block that has a map, changed by the map of that number."""
@@ -222,7 +222,7 @@ def inner_targets(model: nn.Module, blocks: Iterable[str], targets: Targets) -> 
     if targets is not None:
         return found
     starts = tuple(f"{name}." for name in blocks)
-    return [target for target in found if target.name.startswith(starts)]
+    return [target for target in found if f"{target.name}.".startswith(starts)]
 
 
 _PASS: ContextVar[tuple[object, Acting] | None] = ContextVar("ostinato-pass", default=None)
@@ -260,6 +260,13 @@ class Hooks:
         self.after_blocks = targets is None and not has_targets(model)
         feeds = [] if self.after_blocks else inner_targets(model, blocks, targets)
         self.widths = [(target.name, target.dim) for target in feeds]
+        if not (self.widths or self.after_blocks):
+            first = next(iter(blocks))
+            raise TargetError(
+                f"No feed-forward network lies in the blocks that were found ({first}, ...): name "
+                "the modules whose outputs are to be adapted as blocks=[...], and feed-forward "
+                "networks in them as targets=[...], if others are meant."
+            )
         if self.after_blocks:
             self.widths = list(zip(blocks, widths, strict=False))
         self._channels_first = [is_convolutional(block) for block in blocks.values()]

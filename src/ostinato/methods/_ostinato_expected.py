@@ -56,7 +56,7 @@ def expected_domain(part: State, branches: Expected, most: int) -> Expected:
     values |= {"waiting": count(high=_buffered(part, "recent", most))}
     values |= {"share": number(0, 1), "variety": number(low=0)}
     values |= {"unsure": number(low=0), "temperature": number(1, HOTTEST)}
-    values |= {"skipped": count(), "usual": number(0, 1.01), "excess": number(-1.01, 1.01)}
+    values |= {"skipped": count(), "excess": number(-1.01, 1.01)}
     learned = {"branches": branches} if "branches" in part.values else {}
     return Expected(tensors, values, learned)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
+from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -11,7 +13,7 @@ from torch import Tensor
 from ostinato.experts.flat import FlatBranches
 from ostinato.experts.routed import Acting, Branch, Expert, Pass
 from ostinato.methods._ostinato_maps import MapMaker
-from ostinato.methods._ostinato_pace import MARGIN, passed_over, unsureness, usual_after
+from ostinato.methods._ostinato_pace import MARGIN, followed, passed_over, unsureness
 from ostinato.methods._ostinato_parts import Domain
 from ostinato.methods._ostinato_state import DomainBank
 from ostinato.methods._ostinato_temperature import warmed
@@ -41,12 +43,20 @@ class Learner(MapMaker):
         wait = passed_over(updates, self.config.settle, self.config.spare)
         return domain.excess > MARGIN or domain.skipped >= wait
 
-    def _watch(self, domain: Domain, logits: Tensor) -> None:
-        """Take note of how sure a domain's answers are, where that decides when it learns."""
-        if self.config.spare and self._may_learn(domain):
-            found = unsureness(logits)
-            domain.excess = found - domain.usual
-            domain.usual = usual_after(domain.usual, found)
+    def _watch(self, owners: Sequence[int], logits: Tensor) -> None:
+        """Take note of how sure domains' answers are; maps that no longer fit are due at once."""
+        known = {number: self.bank.domains.get(number) for number in dict.fromkeys(owners)}
+        if not any(domain is not None and domain.maps for domain in known.values()):
+            return
+        found = unsureness(logits)
+        for number, domain in known.items():
+            if domain is None or not domain.maps:
+                continue
+            mine = [value for value, owner in zip(found, owners, strict=True) if owner == number]
+            usual = domain.unsure / math.log(max(logits.shape[1], 2))
+            domain.excess = followed(domain.excess, mine, usual)
+            if domain.excess > MARGIN:
+                domain.due = min(domain.due, domain.images)
 
     def _learn_waiting(self, classes: Tensor | None) -> bool:
         """Steps of every domain that has a micro-batch of images it has not learned from."""

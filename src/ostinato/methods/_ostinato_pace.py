@@ -1,9 +1,12 @@
-"""Learning where it pays: a settled expert that still fits passes micro-batches over.
+"""Whether an expert still fits its domain's images, and how often it is worth learning.
+
+When maps are made it is noted how sure they make answers. Where later answers are clearly less
+sure, the images are no longer those that the maps were made from: domains merge, and what is taken
+for one domain may be two. Then maps are made anew from the latest images.
 
 An expert's rate falls with its updates, so a later update moves little and costs as much as the
 first. How many micro-batches are passed over between two updates grows as the rate falls, up to a
-limit; where answers become clearly less sure than the domain's usually are, the expert no longer
-fits, and learns at once again.
+limit; an expert that no longer fits learns at once again.
 """
 
 from __future__ import annotations
@@ -14,10 +17,10 @@ from torch import Tensor
 
 from ostinato.ops.losses import flatten_logits, softmax_entropy
 
-MARGIN = 0.05
-"""Entropy, in ln C, above the usual that means: it no longer fits."""
-MEMORY = 0.1
-"""Weight of the latest batch in what is usual."""
+MARGIN = 0.1
+"""Entropy, in ln C, above that of the maps when they were made that means: they no longer fit."""
+REACH = 50
+"""Images that the picture of the latest answers reaches back."""
 
 
 def passed_over(updates: int, settle: float, limit: int) -> int:
@@ -29,21 +32,23 @@ def passed_over(updates: int, settle: float, limit: int) -> int:
     return min(limit, int(updates / settle))
 
 
-def unsureness(logits: Tensor) -> float:
-    """Mean entropy of answers, in ln C.
+def unsureness(logits: Tensor) -> list[float]:
+    """Entropy of each image's answer, in ln C; the mean over pixels where these are predicted.
 
     >>> import torch
-    >>> round(unsureness(torch.zeros(2, 5)), 6)
-    1.0
+    >>> [round(value, 6) for value in unsureness(torch.zeros(2, 5))]
+    [1.0, 1.0]
     """
-    flat = flatten_logits(logits).float()
-    return float(softmax_entropy(flat).mean()) / math.log(max(flat.shape[1], 2))
+    entropy = softmax_entropy(flatten_logits(logits).float()).view(len(logits), -1).mean(1)
+    found: list[float] = (entropy / math.log(max(logits.shape[1], 2))).tolist()
+    return found
 
 
-def usual_after(usual: float, found: float) -> float:
-    """What is usual once a batch was seen.
+def followed(excess: float, found: list[float], usual: float) -> float:
+    """How much less sure the latest answers are than usual, once some more were seen.
 
-    >>> round(usual_after(0.4, 0.5), 3)
-    0.41
+    >>> round(followed(0.0, [0.7] * 25, usual=0.5), 3)
+    0.1
     """
-    return (1 - MEMORY) * usual + MEMORY * found
+    weight = min(1.0, len(found) / REACH)
+    return (1 - weight) * excess + weight * (sum(found) / len(found) - usual)

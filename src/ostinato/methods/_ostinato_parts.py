@@ -49,7 +49,7 @@ class OstinatoConfig(MethodConfig):
         False, description="be told each image's domain: an upper bound for routing"
     )
     compile: bool | Literal["auto"] = Field(
-        False,
+        "auto",
         description="on a GPU, capture whole answers and updates where the model allows it; "
         "true warns where it does not, auto does not",
     )
@@ -99,8 +99,7 @@ class Domain:
         temperature: what learned logits are divided by for that.
         used: the last update of the state in which it had an image.
         skipped: micro-batches passed over since its last update.
-        usual: entropy of its answers, in ln C, as it usually is.
-        excess: by how much the latest answers were less sure than usual.
+        excess: entropy, in ln C, by which the latest answers are less sure than its maps' were.
         published: the expert that stands for it in the latest version, and what that was made of.
     """
 
@@ -117,7 +116,6 @@ class Domain:
     unsure: float = 0.0
     temperature: float = 1.0
     skipped: int = 0
-    usual: float = 1.0
     excess: float = 0.0
     published: Published | None = field(default=None, repr=False)
 
@@ -165,6 +163,7 @@ class Domain:
             self.due = sooner if self.images < sooner else self.due
         while self.due <= self.images:
             self.due *= 4
+        self.excess = 0.0
 
     def move(self, device: torch.device | str) -> None:
         """Let its expert go to another device; `torch.device` compares, so say which GPU."""

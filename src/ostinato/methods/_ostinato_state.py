@@ -26,7 +26,6 @@ NUMBERS = (
     "unsure",
     "temperature",
     "skipped",
-    "usual",
     "excess",
 )
 
@@ -146,6 +145,7 @@ class DomainBank:
         if kept is None:
             return
         kept.images += old.images
+        kept.due = min(kept.due, kept.images)  # what it is now, its maps were not made from
         if not kept.maps and old.maps:
             kept.maps, kept.share, kept.branches = old.maps, old.share, old.branches
             kept.unsure, kept.temperature = old.unsure, old.temperature

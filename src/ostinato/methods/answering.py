@@ -14,6 +14,7 @@ from torch import Tensor
 from ostinato.errors import InputError
 from ostinato.methods.contract import Input
 from ostinato.models import VisionModel
+from ostinato.ops.around import eagerly
 from ostinato.ops.batchnorm import OtherStatistics
 from ostinato.ops.precision import products
 from ostinato.ops.processes import Processes
@@ -64,6 +65,7 @@ class Answering:
         ) -> Input: ...
         def _refuse_detached(self) -> None: ...
 
+    @eagerly
     def forward(
         self,
         images: Tensor | None = None,

@@ -33,6 +33,7 @@ from ostinato.methods.moving import Moving
 from ostinato.methods.persistence import Persistent
 from ostinato.methods.sharing import Sharing
 from ostinato.models import VisionModel, fingerprint
+from ostinato.ops.around import Around
 from ostinato.ops.batchnorm import BatchStatistics, OtherStatistics, moves_batch_norms
 from ostinato.ops.blocks import choose_blocks
 from ostinato.ops.optim import OptimizerState, cosine, make_optimizer, total_norm
@@ -80,6 +81,7 @@ class Method(Answering, Persistent, Moving, Sharing, nn.Module):
         self.model = model
         self._lock = threading.RLock()
         self._frozen, self._detached = 0, False
+        self.around: Around | None = None
         self.building = True
         self._flags = Flags.freeze(model)
         self._tracked: dict[str, Stateful] = {}
@@ -300,7 +302,7 @@ class Method(Answering, Persistent, Moving, Sharing, nn.Module):
             if self.weights is not None:
                 self.weights.restore()
             self._flags.restore()
-        return self.model.base
+        return self.model.base if self.around is None else self.around.restore()
 
     def summary(self) -> str:
         """A few lines: what is adapted, what moves, what help it has."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NoReturn, Self
 
 import torch
 from torch import Tensor
@@ -25,7 +25,8 @@ class Moving:
     """Whether it can go with its model to another device or precision."""
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_lock"}
+        # A copy has a model of its own, and nothing is around that one.
+        return {k: v for k, v in self.__dict__.items() if k != "_lock"} | {"around": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         parent: Any = super()
@@ -47,6 +48,12 @@ class Moving:
         parent._apply(fn, recurse)
         self.arrive()
         return self
+
+    def _replicate_for_data_parallel(self) -> NoReturn:
+        raise ConfigError(
+            "DataParallel copies a model to every GPU for each batch, and what is adapted has one "
+            "state: leave it out, or let one process a GPU share the work (adapt(..., group=...))."
+        )
 
     def arrive(self) -> None:
         """After the model went elsewhere: let what is beside it follow."""

@@ -174,7 +174,7 @@ class Ostinato(Counted):
             output = self._output(made, self.version, change.owners, distance, change)
         else:
             output = self._answer(batch, described, change)
-        self._watch_all(change.owners, output.logits)
+        self._watch(change.owners, output.logits)
         updated = self._learn_waiting(batch.classes)
         return replace(output, updated=updated, events=tuple(self.events))
 
@@ -271,12 +271,6 @@ class Ostinato(Counted):
             return None
         return domain
 
-    def _watch_all(self, owners: Sequence[int], logits: Tensor) -> None:
-        """Take note of a batch of one domain; a mixed one says little of each."""
-        domain = self.bank.domains.get(owners[0])
-        if domain is not None and len(set(owners)) == 1:
-            self._watch(domain, logits)
-
     def _expected_step(self) -> Domain | None:
         """The domain that came last, if it would learn from a batch of its own."""
         last = None if self.last is None else self.last.domain
@@ -299,11 +293,11 @@ class Ostinato(Counted):
         found = started.found if started is not None and held else None
         logits, loss, updated = self._step(batch, domain, found)
         domain.learned_from(len(change.owners))
-        self._watch(domain, logits.detach())
         self._republish()
         if domain.branches is None:  # forgotten: its maps answered
             version = replace(version, temperatures={})
         output = self._output(logits, version, change.owners, distance, change)
+        self._watch(change.owners, output.logits)
         return replace(output, loss=loss, updated=updated)
 
     # Publishing.

@@ -1,5 +1,6 @@
 """Models: what adaptation needs to know of one, views of it, and loading one by its name."""
 
+from ostinato.models.outputs import logits_of
 from ostinato.models.vision import (
     HALF,
     IMAGENET,
@@ -10,7 +11,6 @@ from ostinato.models.vision import (
     check_module,
     fingerprint,
     input_convention,
-    logits_of,
     output_names,
 )
 

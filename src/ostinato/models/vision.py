@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from ostinato.errors import ConfigError, InputError, OstinatoError
+from ostinato.models.outputs import check_logits, logits_of
 from ostinato.ops.views import innermost
 
 Normalize = Literal["model", "none", "input"]
@@ -34,6 +35,8 @@ HF_CONVENTIONS = {
     "swinv2": IMAGENET,
     "segformer": IMAGENET,
 }
+
+_COMPARING = ("get_image_features", "encode_image")  # of CLIP-like models
 
 Triple = tuple[float, ...]
 """One number a channel; most models have three."""
@@ -162,7 +165,7 @@ class VisionModel(nn.Module):
             return pixels  # a module that trains would learn from being tried
         try:
             with torch.no_grad():
-                self.outputs = int(self(pixels[:1]).shape[1])
+                self.outputs = check_logits(self(pixels[:1]))
         except (RuntimeError, AssertionError, ValueError, IndexError, TypeError) as error:
             if isinstance(error, OstinatoError):
                 raise
@@ -191,7 +194,9 @@ class VisionModel(nn.Module):
 
     def forward(self, pixels: Tensor) -> Tensor:
         """Logits: (B, C), or (B, C, H, W) per pixel."""
-        return logits_of(self.base(self.prepare(pixels).to(self.dtype)))
+        # Past what `base.compile()` made: compiled code does not see what adaptation adds.
+        call = self.base if self.base._compiled_call_impl is None else self.base._call_impl
+        return logits_of(call(self.prepare(pixels).to(self.dtype)))
 
     def release(self) -> None:
         """Forget the last batch."""
@@ -215,6 +220,11 @@ def check_module(model: object) -> None:
     """Refuse what is not a module with weights that are there."""
     if not isinstance(model, nn.Module):
         raise ConfigError(f"A model is a torch.nn.Module, not {type(model).__name__}.")
+    if any(callable(getattr(model, name, None)) for name in _COMPARING):
+        raise ConfigError(
+            f"{type(model).__name__} compares images with texts: make a classifier of it first, "
+            "ostinato.zero_shot(model, [one text for each class])."
+        )
     if any(p.is_meta for p in model.parameters()):
         raise ConfigError("The model has weights on the meta device: load them first.")
 
@@ -240,24 +250,6 @@ def check_classes(classes: Any, outputs: int | None = None) -> Tensor:
         has = "" if outputs is None else f", the model has {outputs} outputs"
         raise InputError(f"classes run from {min(given)} to {max(given)}{has}: count from 0.")
     return found.long()
-
-
-def logits_of(output: Any) -> Tensor:
-    """The logits in a model's output: a tensor, or an object or dict with `logits` or `out`.
-
-    >>> logits_of({"logits": torch.zeros(1, 3)}).shape
-    torch.Size([1, 3])
-    """
-    if isinstance(output, Tensor):
-        return output
-    for key in ("logits", "out"):
-        value = output.get(key) if isinstance(output, dict) else getattr(output, key, None)
-        if isinstance(value, Tensor):
-            return value
-    raise InputError(
-        f"The model returns {type(output).__name__} without logits; wrap it so that it returns "
-        "a tensor, or an object with a .logits tensor."
-    )
 
 
 def fingerprint(model: nn.Module) -> str:

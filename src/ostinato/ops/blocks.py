@@ -152,7 +152,7 @@ def _search(module: nn.Module, name: str, units: dict[str, nn.Module]) -> bool:
             inside = True
         elif _is_unit(part):
             members[path] = part
-    if isinstance(module, _ROWS):
+    if _is_row(module):
         counts = len(members) >= 2 or (bool(members) and len(children) == 1)
     else:  # a stage may keep its blocks as children, and nothing beside them
         alike = len({type(part) for part in members.values()}) == 1
@@ -160,6 +160,12 @@ def _search(module: nn.Module, name: str, units: dict[str, nn.Module]) -> bool:
     if counts:
         units.update(members)
     return inside or counts
+
+
+def _is_row(module: nn.Module) -> bool:
+    """Whether its members follow one another; those of a dictionary do where it has a forward."""
+    follows = isinstance(module, nn.ModuleDict) and type(module).forward is not nn.Module.forward
+    return isinstance(module, _ROWS) or follows
 
 
 def _is_stem(unit: nn.Module) -> bool:
@@ -170,7 +176,8 @@ def _is_unit(module: nn.Module) -> bool:
     """A module with a forward of its own and at least two layers of weights."""
     kind = type(module)
     plain = isinstance(module, _ROWS) and kind.forward in (nn.Sequential.forward, nn.Module.forward)
-    return not plain and _heavy(module, 2)
+    attention = kind.__name__.endswith(("Attention", "Attn"))  # a part of a block, in a row of such
+    return not (plain or attention) and _heavy(module, 2)
 
 
 def _heavy(module: nn.Module, least: int) -> bool:
