@@ -217,20 +217,29 @@ def collect(
     )
 
 
-def alignment(
-    batch: Sequence[tuple[Tensor, Tensor]], source: SourceStatistics, std_weight: float = 1.0
-) -> Tensor:
+def alignment(features: Sequence[Tensor], source: SourceStatistics) -> Tensor:
     """Mean over blocks of ‖batch mean − source mean‖ + ‖batch std − source std‖.
 
+    Blocks of one width are taken at once: a few operators in place of some for every block.
+
+    Args:
+        features: of every block, (B, D) each.
+        source: statistics of the source's.
+
     >>> source = SourceStatistics((torch.zeros(2),), (torch.ones(2),), images=10)
-    >>> float(alignment([(torch.tensor([3.0, 4.0]), torch.ones(2))], source))
-    5.0
+    >>> batch = torch.tensor([[3.0, 4.0], [3.0, 4.0]])  # its mean is 5 away, its deviation √2
+    >>> round(float(alignment([batch], source)), 4)
+    6.4142
     """
-    terms = [
-        torch.linalg.vector_norm(mean - m) + std_weight * torch.linalg.vector_norm(std - s)
-        for (mean, std), m, s in zip(batch, source.means, source.stds, strict=True)
-    ]
-    return torch.stack(terms).mean()
+    widths = [feature.shape[1] for feature in features]
+    terms = []
+    for width in dict.fromkeys(widths):
+        alike = [k for k, other in enumerate(widths) if other == width]
+        found = torch.stack([features[k] for k in alike]).float()
+        for values, known in ((found.mean(1), source.means), (found.std(1), source.stds)):
+            wanted = torch.stack([known[k] for k in alike])
+            terms.append(torch.linalg.vector_norm(values - wanted, dim=1))
+    return torch.cat(terms).sum() / len(widths)
 
 
 def check_fits(statistics: SourceStatistics, blocks: int, fingerprint: str = "") -> None:
