@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import save
 from torch import Tensor, nn
 
@@ -23,6 +23,7 @@ from ostinato.ops.colours import three_colours
 from ostinato.ops.files import write_atomically
 from ostinato.ops.gather import Gatherer
 from ostinato.ops.moments import BlockMoments
+from ostinato.ops.tensors import read_tensors
 from ostinato.ops.whitening import PLACING, WIDE, Content
 
 FORMAT = "ostinato-statistics"
@@ -115,11 +116,8 @@ class SourceStatistics:
                 "ostinato.collect_statistics(model, images).save(path)."
             )
         try:
-            with safe_open(str(path), framework="pt") as file:
-                meta = file.metadata() or {}
-                # Copies: what the reader gives is the file itself, mapped into memory.
-                tensors = {key: file.get_tensor(key).clone() for key in file.keys()}  # noqa: SIM118
-        except (SafetensorError, OSError) as error:
+            tensors, meta = read_tensors(path)
+        except (SafetensorError, OSError, KeyError, ValueError) as error:
             raise MissingResource(f"{path} is truncated or damaged ({error}).") from None
         if meta.get("format") != FORMAT:
             raise MissingResource(f"{path} holds no source statistics that Ostinato saved.")
