@@ -2,8 +2,8 @@
 
     python benchmarks/ray_kills.py --streams 40 --shards 4 --every 20 --seconds 600
 
-Afterwards everything is read from the index: whether any stream ever had two writers (by the
-epochs under which it was written), and how old the oldest update was that a kill took.
+Afterwards everything is read from the index (`_ages.py`): whether any stream ever had two writers,
+by the epochs under which it was written, and how old the oldest update was that a kill took.
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ import random
 import signal
 import tempfile
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from _ages import Death, Found, look_at
 from _serving import WEATHERS, Caller, Server, as_npy, images, quantile
 
 from ostinato.serve.store import Store
@@ -70,100 +72,98 @@ def main() -> None:
         for one in callers:
             one.start()
         try:
-            kills, moves = trouble(server, given, names, chance, until)
+            trouble = Trouble(server)
+            trouble.make(given, names, chance, until)
             for one in callers:
                 one.join()
             seconds = time.monotonic() - began
             starts = server.get("/v1/shards")[1]
         finally:
             server.stop()
-        report(callers, kills, moves, starts, seconds)
-        look(Path(place) / "data", kills, given.interval)
+        report(callers, trouble, starts, seconds)
+        look(Path(place) / "data", trouble, given.interval)
 
 
-def trouble(
-    server: Server, given: argparse.Namespace, names: list[str], chance: random.Random, until: float
-) -> tuple[list[tuple[float, int]], collections.Counter[int]]:
-    """Kill a shard that is up now and then, and move streams; when, which, and what moves got."""
-    kills: list[tuple[float, int]] = []
-    moves: collections.Counter[int] = collections.Counter()
-    pause = given.seconds / max(1, given.moves)
-    next_kill, next_move = time.monotonic() + given.every, time.monotonic() + pause / 2
-    while time.monotonic() < until - given.every / 2:
-        if time.monotonic() >= next_kill:
-            up = [one for one in server.get("/v1/shards")[1] if one["up"]]
-            if up:
-                chosen = chance.choice(up)
-                with contextlib.suppress(ProcessLookupError):  # the front had not noticed yet
-                    os.kill(chosen["pid"], signal.SIGKILL)
-                    kills.append((time.time(), chosen["shard"]))
-            next_kill += given.every
-        if time.monotonic() >= next_move:
-            to = chance.randrange(given.shards)
-            moves[server.call("POST", f"/v1/streams/{chance.choice(names)}/move?to={to}")[0]] += 1
-            next_move += pause
-        time.sleep(0.1)
-    return kills, moves
+@dataclass
+class Trouble:
+    """Kills a shard that is up now and then, moves streams, and notes when shards were gone.
+
+    Attributes:
+        kills: when, and which.
+        gone: when a shard was seen to be away, or to have another process; a shard may die of
+            something else than a kill, for want of memory for one.
+        moves: what moving streams was answered.
+    """
+
+    server: Server
+    kills: list[Death] = field(default_factory=list)
+    gone: list[Death] = field(default_factory=list)
+    moves: collections.Counter[int] = field(default_factory=collections.Counter)
+    seen: dict[int, tuple[bool, int | None]] = field(default_factory=dict)
+
+    def make(
+        self, given: argparse.Namespace, names: list[str], chance: random.Random, until: float
+    ) -> None:
+        pause = given.seconds / max(1, given.moves)
+        next_kill, next_move = time.monotonic() + given.every, time.monotonic() + pause / 2
+        while time.monotonic() < until - given.every / 2:
+            shards = self.look()
+            if time.monotonic() >= next_kill:
+                self.kill(chance, [one for one in shards if one["up"]])
+                next_kill += given.every
+            if time.monotonic() >= next_move:
+                to = chance.randrange(given.shards)
+                path = f"/v1/streams/{chance.choice(names)}/move?to={to}"
+                self.moves[self.server.call("POST", path)[0]] += 1
+                next_move += pause
+            time.sleep(0.2)
+
+    def look(self) -> list[dict[str, Any]]:
+        shards: list[dict[str, Any]] = self.server.get("/v1/shards")[1]
+        for one in shards:
+            now, before = (one["up"], one["pid"]), self.seen.get(one["shard"])
+            if before is not None and before[0] and now != before:
+                self.gone.append((time.time(), one["shard"]))
+            self.seen[one["shard"]] = now
+        return shards
+
+    def kill(self, chance: random.Random, up: list[dict[str, Any]]) -> None:
+        if not up:
+            return
+        chosen = chance.choice(up)
+        with contextlib.suppress(ProcessLookupError):  # the front had not noticed yet
+            os.kill(chosen["pid"], signal.SIGKILL)
+            self.kills.append((time.time(), chosen["shard"]))
 
 
 def report(
-    callers: list[Caller],
-    kills: list[tuple[float, int]],
-    moves: collections.Counter[int],
-    starts: list[dict[str, Any]],
-    seconds: float,
+    callers: list[Caller], trouble: Trouble, starts: list[dict[str, Any]], seconds: float
 ) -> None:
     notes = [note for one in callers for note in one.notes]
     by = collections.Counter(note.status for note in notes)
     waits = [note.seconds for note in notes if note.status == 200]
-    print(f"{len(kills)} kills in {seconds:.0f} s, starts of the shards: "
-          f"{[one['starts'] for one in starts]}; moves by status: {dict(moves)}")  # fmt: skip
+    often = [one["starts"] for one in starts]
+    print(f"{len(trouble.kills)} kills in {seconds:.0f} s, starts of the shards: {often}; "
+          f"moves by status: {dict(trouble.moves)}")  # fmt: skip
     print(f"{len(notes)} requests by status: {dict(by)}; broken connections: "
           f"{sum(one.broken for one in callers)}")  # fmt: skip
     print(f"answers after p50 {quantile(waits, 0.5):.2f} s, p99 {quantile(waits, 0.99):.2f} s, "
           f"slowest {max(waits):.1f} s", flush=True)  # fmt: skip
 
 
-def look(folder: Path, kills: list[tuple[float, int]], interval: float) -> None:
+def look(folder: Path, trouble: Trouble, interval: float) -> None:
     """The epochs of every write, and what every start had lost."""
-    store = Store(folder)
-    total = collections.Counter[str]()
-    oldest = 0.0
+    store, total = Store(folder), Found()
+    deaths = [*trouble.kills, *trouble.gone]
     for row in store.streams():
         events = store.events(row.id, most=10**9)
-        held, owner, since, died, waiting = 0, -1, 0.0, 0.0, False
-        pending: dict[int, float] = {}
-        for _, _, at, kind, body in events:
-            if kind == "claimed":
-                total["claims"] += 1
-                total["epochs out of order"] += body["epoch"] <= held
-                if not waiting:  # else nobody had loaded it yet when it went on to another one
-                    # Its shard died by the first kill of it since it had the stream.
-                    mine = [t for t, who in kills if who == owner and since < t < at]
-                    died, waiting = min(mine, default=at), True
-                held, owner, since = body["epoch"], body["shard"], at
-            elif kind == "saved":
-                total["states"] += 1
-                total["states under another epoch"] += body["epoch"] != held
-                pending = {n: when for n, when in pending.items() if n > body["learned"]}
-            elif kind == "learned":
-                total["updates"] += 1
-                pending[body["learned"]] = at
-            elif kind == "began":
-                ages = [died - when for when in pending.values() if when <= died]
-                oldest = max([oldest, *ages])
-                # An update may wait one interval until it is due, and then for the disk.
-                total["too old"] += any(age > 1.5 * interval + 1 for age in ages)
-                total["updates lost"] += len(pending)
-                pending, waiting = {}, False
-        learned = [body["learned"] for *_, kind, body in events if kind == "learned"]
-        total["streams"] += 1
-        total["learned at least once"] += bool(learned)
+        total.counts["streams"] += 1
+        total.counts["learned at least once"] += any(kind == "learned" for *_, kind, _ in events)
+        total.add(look_at([(at, kind, body) for *_, at, kind, body in events], deaths, interval))
     store.close()
-    for name in ("epochs out of order", "states under another epoch", "too old"):
-        total[name] += 0
-    print(f"from the index: {dict(total)}")
-    print(f"oldest update that a kill took: {oldest:.1f} s, interval {interval} s")
+    print(f"from the index: {dict(total.counts)}")
+    print(f"oldest update that a kill took: {max(total.ages, default=0.0):.1f} s, "
+          f"interval {interval} s")  # fmt: skip
 
 
 if __name__ == "__main__":

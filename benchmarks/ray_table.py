@@ -1,9 +1,10 @@
 """A small table on a Ray cluster of several nodes against the plain one, and with a node killed.
 
-    python benchmarks/ray_table.py --nodes 3 --limit 50 --seeds 2025 2026
+    python benchmarks/ray_table.py --nodes 2 --limit 50 --seeds 2025 2026
 
 prints how many cells differ (none should), where every row that was cut off went on, and how many
-batches were run twice: those after the last checkpoint, and none of a row that was done.
+batches were run twice: those after the last checkpoint, and none of a row that was done. The node
+is killed once some rows are done, and others are on their way on every node.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from ostinato.tables.render import TableResult
 from ostinato.tables.request import Request
 
 TIMED = ("img/s",)
-METHODS = ("source", "tent", "ostinato:robust")
+METHODS = ("source", "tent", "ostinato:forward-only", "ostinato:robust")
 
 
 def parse() -> argparse.Namespace:
@@ -37,9 +38,10 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--limit", type=int, default=50, help="images a corruption")
     parser.add_argument("--batch", type=int, default=10, help="images a batch")
     parser.add_argument("--every", type=int, default=10, help="batches between checkpoints")
-    parser.add_argument("--nodes", type=int, default=3)
+    parser.add_argument("--nodes", type=int, default=2, help="fewer than rows")
     parser.add_argument("--carried", action="store_true", help="as if no folder were shared")
-    parser.add_argument("--after", type=int, default=25, help="batches of all rows until the kill")
+    parser.add_argument("--done", type=int, default=1, help="rows that are done before the kill")
+    parser.add_argument("--after", type=int, default=12, help="batches of a row it cuts off")
     return parser.parse_args()
 
 
@@ -61,23 +63,43 @@ def records(folder: Path) -> dict[str, list[Any]]:
 
 
 class Killer(threading.Thread):
-    """Kills a node once the rows' folders hold so many batches; notes what was done by then."""
+    """Kills a node once so many rows are done and those on their way have come so far.
 
-    def __init__(self, cluster: Any, node: Any, out: Path, after: int) -> None:
+    Attributes:
+        done: when the summaries were written of rows that were done by then.
+        batches: how many batches of every other row were recorded by then.
+    """
+
+    def __init__(self, cluster: Any, node: Any, out: Path, given: argparse.Namespace) -> None:
         super().__init__(daemon=True)
-        self.cluster, self.node, self.out, self.after = cluster, node, out, after
-        self.done: dict[str, float] = {}
+        self.cluster, self.node, self.out, self.given = cluster, node, out, given
+        self.done: dict[Path, float] = {}
+        self.batches: dict[str, int] = {}
         self.killed = threading.Event()
 
     def run(self) -> None:
-        while sum(len(p.read_bytes().splitlines()) for p in self._files()) < self.after:
+        while not (len(self._done()) >= self.given.done and self._busy()):
             time.sleep(0.05)
         self.cluster.remove_node(self.node, allow_graceful=False)
-        self.done = {str(p.parent): p.stat().st_mtime for p in self.out.glob("*/summary.json")}
+        self.done = {path: path.stat().st_mtime for path in self._done()}
+        self.batches = {RunFolder.open(path).hash: _lines(path) for path in self._begun()}
         self.killed.set()
 
-    def _files(self) -> list[Path]:
-        return list(self.out.glob("*/records.jsonl"))
+    def _done(self) -> list[Path]:
+        return list(self.out.glob("*/summary.json"))
+
+    def _begun(self) -> list[Path]:
+        found = [path.parent for path in self.out.glob("*/records.jsonl")]
+        return [path for path in found if not (path / "summary.json").exists()]
+
+    def _busy(self) -> bool:
+        """Whether there are as many rows on their way as nodes, and all have come far enough."""
+        far = [_lines(path) >= self.given.after for path in self._begun()]
+        return len(far) >= self.given.nodes and all(far)
+
+
+def _lines(folder: Path) -> int:
+    return (folder / "records.jsonl").read_bytes().count(b"\n")
 
 
 def main() -> None:
@@ -105,7 +127,7 @@ def main() -> None:
             with nodes(given.nodes) as (cluster, others):
                 engine = RayEngine(every=given.every, carried=given.carried)
                 out = Path(place) / name
-                killer = Killer(cluster, others[0], out, given.after)
+                killer = Killer(cluster, others[0], out, given)
                 if kill:
                     killer.start()
                 began = time.monotonic()
@@ -114,12 +136,19 @@ def main() -> None:
             report(name, plain, result, Path(place), engine, seconds)
             if kill:
                 assert killer.killed.is_set(), "the rows were done before the kill: ask for more"
-                touched = sum(
-                    Path(p, "summary.json").stat().st_mtime != at for p, at in killer.done.items()
-                )
-                print(
-                    f"  rows done before the kill: {len(killer.done)}, of them run again: {touched}"
-                )
+                touched = sum(path.stat().st_mtime != at for path, at in killer.done.items())
+                print(f"  rows done before the kill: {len(killer.done)}, of them run again: "
+                      f"{touched}; {again(killer, engine)}")  # fmt: skip
+
+
+def again(killer: Killer, engine: RayEngine) -> str:
+    """How far the rows were that were cut off, and where they went on."""
+    found = []
+    for digest, done in killer.batches.items():
+        starts = engine.rows[digest]["starts"]
+        if len(starts) > 1:
+            found.append(f"{done} batches done, went on after {starts[-1]}")
+    return f"rows cut off: {found or 'none'}"
 
 
 def report(

@@ -33,7 +33,7 @@ from ostinato.ops.statistics import SourceStatistics
 from ostinato.speed.ways import trusting
 
 SETTINGS: dict[str, Any] = {"micro": 8, "enough": 8, "shared_rank": 4, "domain_rank": 2}
-BATCH = 16
+BATCH = 18
 HEAD = "precision  preset        batches      processes  logits   state    alike  domains  updates"
 TURN = ("gaussian_noise", "contrast", None, "gaussian_noise", "fog", "contrast")
 

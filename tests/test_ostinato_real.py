@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import runpy
 import tarfile
 from pathlib import Path
 
@@ -72,3 +73,21 @@ def test_robust_gets_better_every_round_and_beats_the_source(real_data: Path) ->
     assert rounds[-1] < source - 5
     assert rounds[-1] < rounds[0]
     assert float(np.mean(rounds)) < source
+
+
+def test_a_model_in_half_precision_predicts_as_autocast_does(real_data: Path) -> None:
+    """Over a round that both learn from; `benchmarks/half.py` prints the figures of more images."""
+    bench = runpy.run_path(str(Path(__file__).parents[1] / "benchmarks" / "half.py"))
+    images, _ = photographs(real_data, 200)
+    models = {
+        "autocast": bench["Cast"](vit_tiny(real_data), torch.float16),
+        "half": vit_tiny(real_data).half(),
+    }
+    said: dict[str, list[Tensor]] = {}
+    for name, model in models.items():
+        statistics = ostinato.collect_statistics(model, images[:100])
+        adapted = ostinato.adapt(model, statistics=statistics)
+        shown = (corrupt(images[100:], corruption, 5, range(100)) for corruption in NAMES)
+        said[name] = [adapted(part).argmax(1) for one in shown for part in one.split(BATCH)]
+        assert adapted.bank.shared.updates
+    assert bench["same"](said["half"], said["autocast"]) >= 99

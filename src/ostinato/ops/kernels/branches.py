@@ -141,7 +141,7 @@ def launched(
             WIDTH=width, SHARED=ranks[0], RANK=ranks[1], ALL=everywhere, KIND=exact.kind,
             EXACT=exact.single, AHEAD=tiles.ahead, BM=tiles.tokens, BK=tiles.features,
             BS=padded(ranks[0]), BR=padded(ranks[1]),
-            num_warps=tiles.warps, num_stages=tiles.stages,
+            num_warps=tiles.warps, num_stages=tiles.stages, enable_fp_fusion=True,
         )  # fmt: skip
     return fed
 

@@ -133,7 +133,7 @@ def _gone_back(
                 z.stride(0), grad.stride(0), by_tokens.stride(0), downs.stride(0), ups.stride(0),
                 WIDTH=width, RANK=rank, KIND=exact.kind, EXACT=exact.single,
                 AHEAD=tiles.ahead, BM=tiles.tokens, BK=tiles.features, BR=padded(rank),
-                num_warps=tiles.warps, num_stages=tiles.stages,
+                num_warps=tiles.warps, num_stages=tiles.stages, enable_fp_fusion=True,
             )  # fmt: skip
     return by_tokens, hidden, by_hidden
 

@@ -218,7 +218,7 @@ def _launched(
     named = {
         "WIDTH": width, "PREFIX": prefix.shape[1], "BACK": back, "FIRST": first is not None,
         "KIND": exact.kind, "EXACT": exact.single, "BM": tiles.tokens, "BK": tiles.features,
-        "num_warps": tiles.warps, "num_stages": tiles.stages,
+        "num_warps": tiles.warps, "num_stages": tiles.stages, "enable_fp_fusion": True,
     }  # fmt: skip
     with on_device(tokens):
         if up is None:

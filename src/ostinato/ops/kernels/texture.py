@@ -270,6 +270,6 @@ def described(
         )  # fmt: skip
         _finish[(count, 4)](
             sums, counts, found, height, width, *tiles, SUMS=SUMS, COUNTS=COUNTS, FLOOR=floor,
-            BT=32, num_warps=4,
+            BT=32, num_warps=4, enable_fp_fusion=False,
         )  # fmt: skip
     return found
