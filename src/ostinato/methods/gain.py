@@ -120,6 +120,11 @@ class Gain(Method):
             "below 16 images is answered by the source and counts for nothing"
         ),
         published="38.1 % error, ImageNet-C, ViT-B, raw input; 37.4 % over 10 rounds",
+        measured=(
+            "beats Source on a real ViT-Tiny under returning corruptions, 71.4 against 77.9 % "
+            "error on the same 4,500 images, and is far too sure (calibration error 43.7 against "
+            "12.4)"
+        ),
     )
     presets = {"imagenet-c": {"prior": 3.0}}
 
