@@ -158,18 +158,18 @@ def test_growth_keeps_rows_and_older_readers():
 
 
 def descriptors(count: int, seed: int, off: float = 0.0) -> Tensor:
-    return torch.randn(count, 12, generator=torch.Generator().manual_seed(seed)) + off
+    return torch.randn(count, 64, generator=torch.Generator().manual_seed(seed)) + off
 
 
 def test_routes_decide_as_the_view_does():
     router = Router(Content.of(descriptors(300, 0)), enough=8)
-    for number, off in enumerate((0.0, 6.0, -6.0, 12.0)):
+    for number, off in enumerate((0.0, 1.5, -1.5, 3.0)):
         router.observe(descriptors(40, 1 + number, off))
     assert len(router.ids) == 4
     view, content = router.view(), router.content
     rows = [0, 5, 0, 7]
     routes = Routes(packed(view, rows), content)
-    batch = torch.cat([descriptors(5, 50 + k, off) for k, off in enumerate((0, 6, -6, 12, 300))])
+    batch = torch.cat([descriptors(5, 50 + k, off) for k, off in enumerate((0, 1.5, -1.5, 3, 1e9))])
     verdict, routed = view.decide(content.place(batch)), routes(batch)
     assert routed.owners.tolist() == verdict.owners()
     assert torch.allclose(routed.distance, verdict.distance)

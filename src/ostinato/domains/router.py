@@ -52,11 +52,11 @@ class Router:
         limit: domains at most, the source not counted; at the limit the nearest two merge.
         memory: latest images whose descriptors are kept.
 
-    >>> clean = torch.randn(200, 4, generator=torch.Generator().manual_seed(0))
+    >>> clean = torch.randn(200, 16, generator=torch.Generator().manual_seed(0))
     >>> router = Router(Content.of(clean), enough=8)
-    >>> router.observe(clean[:16]).founded, router.observe(clean[16:40] + 9).founded
+    >>> router.observe(clean[:16]).founded, router.observe(clean[16:40] + 2).founded
     ({}, {1: 0})
-    >>> router.view().decide(router.content.place(clean[40:43] + 9)).ids.tolist()
+    >>> router.view().decide(router.content.place(clean[40:43] + 2)).ids.tolist()
     [1, 1, 1]
     """
 

@@ -76,7 +76,7 @@ class Ostinato(Counted):
     )
     presets = PRESETS
     default_preset = "robust"
-    example = {"micro": 8, "enough": 8}
+    example = {"micro": 8, "enough": 8, "trust": False}
     follows = True
     told_by_image = True
     wide = True
