@@ -159,6 +159,8 @@ def main() -> None:
         costs(server, given, bodies, kind, per, pace)
         ratio(server, given, bodies, kind, folder)
         server.stop()
+        said = (folder / "server.log").read_text(errors="replace").split("Traceback")
+        print(f"tracebacks in the server's log: {len(said) - 1}{said[-1][-900:] if said[1:] else ''}")
         if given.device == "cpu":
             check(folder, settings, given, bodies, notes)
 
@@ -178,6 +180,8 @@ def warm_up(server: Server, given: argparse.Namespace, bodies: list[bytes], kind
                 one.start()
             for one in callers[at : at + given.callers]:
                 one.join()
+                for note in [n for n in one.notes if n.status != 200]:
+                    print(f"{note.stream}, request {note.sequence}: {note.status} {note.said}")
         while any(one["waiting"] for one in server.get("/v1/streams")[1]):
             time.sleep(0.5)
     if given.warm:
