@@ -159,8 +159,8 @@ def main() -> None:
         costs(server, given, bodies, kind, per, pace)
         ratio(server, given, bodies, kind, folder)
         server.stop()
-        said = (folder / "server.log").read_text(errors="replace").split("Traceback")
-        print(f"tracebacks in the server's log: {len(said) - 1}{said[-1][-900:] if said[1:] else ''}")
+        _, *said = (folder / "server.log").read_text(errors="replace").split("Traceback")
+        print(f"tracebacks in the server's log: {len(said)}", *(one[-900:] for one in said[-1:]))
         if given.device == "cpu":
             check(folder, settings, given, bodies, notes)
 
