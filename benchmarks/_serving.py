@@ -177,6 +177,7 @@ class Note:
     seconds: float
     version: str = ""
     answer: Any = None
+    said: str = ""
 
 
 class Caller(threading.Thread):
@@ -191,6 +192,7 @@ class Caller(threading.Thread):
         keep: every how many-th answer is kept whole.
         visit: requests of a stream under one weather.
         start: first sequence number; None sends none.
+        turns: requests at most; None sends until it is time.
     """
 
     def __init__(
@@ -205,6 +207,7 @@ class Caller(threading.Thread):
         keep: int = 50,
         visit: int = 20,
         start: int | None = None,
+        turns: int | None = None,
         seed: int = 0,
     ) -> None:
         super().__init__(daemon=True)
@@ -216,6 +219,7 @@ class Caller(threading.Thread):
             visit,
             start,
         )
+        self.turns = turns
         self.random = random.Random(seed)
         self.notes: list[Note] = []
         self.broken = 0
@@ -225,7 +229,7 @@ class Caller(threading.Thread):
         counts = dict.fromkeys(self.streams, 0)
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         turn = 0
-        while time.monotonic() < self.until:
+        while time.monotonic() < self.until and turn != self.turns:
             name = self.streams[turn % len(self.streams)]
             turn += 1
             number = counts[name]
@@ -260,6 +264,8 @@ class Caller(threading.Thread):
                 note.answer = json.loads(text)
         elif answer.status in (429, 503):
             time.sleep(min(float(answer.headers.get("retry-after", 1)), 1.0))
+        else:
+            note.said = text.decode(errors="replace")[:200]
         return note
 
 

@@ -74,7 +74,11 @@ def main() -> None:
                 one.until = 0.0
             for one in callers:
                 one.join()
-            totals["errors"] += sum(n.status not in (200, 429) for c in callers for n in c.notes)
+            odd = [n for c in callers for n in c.notes if n.status not in (200, 429)]
+            totals["errors"] += len(odd)
+            for note in odd:
+                print(f"{note.stream}, request {note.sequence}: {note.status} {note.said}")
+                print((Path(place) / "server.log").read_text(errors="replace")[-2500:], flush=True)
             start += 100_000
             totals["kills"] += 1
             _look(Path(place) / "data", totals, died, given.interval)

@@ -17,6 +17,7 @@ import argparse
 import os
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -26,7 +27,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from _serving import WEATHERS, Note, Server, as_npy, images, quantile, run_callers
+from _serving import WEATHERS, Caller, Note, Server, as_npy, images, quantile, run_callers
 
 NPY = "application/x-npy"
 EDGE = "ostinato-edge"
@@ -41,6 +42,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--processes", type=int, default=1, help="that the callers run in")
     parser.add_argument("--share", type=float, default=0.5, help="of learning, while busy")
     parser.add_argument("--images", type=int, default=8, help="of a request")
+    parser.add_argument("--warm", type=int, default=0, help="requests of a stream learned before")
+    parser.add_argument("--visit", type=int, default=20, help="requests under one weather in a row")
     parser.add_argument("--batch", type=int, default=64, help="images of a common forward")
     parser.add_argument("--cores", type=int, help="cores of the server; all unless given")
     parser.add_argument("--threads", type=int, default=1, help="of each of its workers")
@@ -116,10 +119,11 @@ def load(
     *, pause: float = 0.0, callers: int | None = None, start: int | None = 0,
 ) -> tuple[list[Note], list[float], int]:  # fmt: skip
     """Load the server; answers, memory every few seconds, broken connections."""
+    half = time.monotonic() + seconds / 2
     names = [f"cam-{at}" for at in range(given.speaking or given.streams)]
     count = min(callers or given.callers, len(names))
     processes = min(given.processes, count)
-    options = {"kind": kind, "pause": pause, "start": start, "keep": 9}
+    options = {"kind": kind, "pause": pause, "start": start, "keep": 9, "visit": given.visit}
     groups = [[names[at::count] for at in range(one, count, processes)] for one in range(processes)]
     with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
         work = [
@@ -130,6 +134,9 @@ def load(
         while not all(one.done() for one in work):
             memory.append(server.memory())
             time.sleep(min(2.0, seconds / 20))
+            if seconds > 120 and half and time.monotonic() > half:
+                half = 0.0
+                summary(server, "at half time")
         found = [one.result() for one in work]
     return [note for notes, _ in found for note in notes], memory, sum(n for _, n in found)
 
@@ -145,27 +152,53 @@ def main() -> None:
         for at in range(given.streams):
             server.call("POST", "/v1/streams", {"name": f"cam-{at}"})
         per = given.images
+        warm_up(server, given, bodies, kind)
         notes, memory, broken = load(server, given, bodies, kind, given.seconds)
         pace = report(notes, memory, broken, per, given)
-        summary(server)
+        summary(server, "at the end")
         costs(server, given, bodies, kind, per, pace)
         ratio(server, given, bodies, kind, folder)
         server.stop()
+        _, *said = (folder / "server.log").read_text(errors="replace").split("Traceback")
+        print(f"tracebacks in the server's log: {len(said)}", *(one[-900:] for one in said[-1:]))
         if given.device == "cpu":
             check(folder, settings, given, bodies, notes)
+
+
+def warm_up(server: Server, given: argparse.Namespace, bodies: list[bytes], kind: str) -> None:
+    """Let every stream learn from so many requests first: it meets its domains."""
+    names, step = [f"cam-{at}" for at in range(given.speaking or given.streams)], 20
+    for first in range(0, given.warm, step):
+        count, until = min(step, given.warm - first), time.monotonic() + 1e6
+        callers = [
+            Caller(server.port, [name], bodies, until, kind=kind, visit=given.visit, turns=count,
+                   start=40_000_000 + first, seed=first)
+            for name in names
+        ]  # fmt: skip
+        for at in range(0, len(callers), given.callers):
+            for one in callers[at : at + given.callers]:
+                one.start()
+            for one in callers[at : at + given.callers]:
+                one.join()
+                for note in [n for n in one.notes if n.status != 200]:
+                    print(f"{note.stream}, request {note.sequence}: {note.status} {note.said}")
+        while any(one["waiting"] for one in server.get("/v1/streams")[1]):
+            time.sleep(0.5)
+    if given.warm:
+        summary(server, f"after {given.warm} requests of each stream")
 
 
 def report(
     notes: list[Note], memory: list[float], broken: int, per: int, given: argparse.Namespace
 ) -> float:
     good = [note for note in notes if note.status == 200]
-    others = sorted({note.status for note in notes} - {200, 429})
+    others = Counter((n.status, n.said) for n in notes if n.status not in (200, 429))
     pace = len(good) * per / given.seconds
     waits = [note.seconds for note in good]
     half = memory[len(memory) // 2 :]
     print(
         f"{len(good)} answers ({pace:.0f} images/s), {sum(n.status == 429 for n in notes)} × 429, "
-        f"other statuses: {others or 'none'}, broken connections: {broken}"
+        f"other statuses: {dict(others) or 'none'}, broken connections: {broken}"
     )
     print(
         f"latency p50 {1e3 * quantile(waits, 0.5):.1f} ms, "
@@ -181,10 +214,15 @@ def report(
     return pace
 
 
-def summary(server: Server) -> None:
+def summary(server: Server, when: str) -> None:
     streams = server.get("/v1/streams")[1]
     learned, skipped = (sum(one[key] for one in streams) for key in ("learned", "skipped"))
-    print(f"requests learned from {learned}, not for lack of time {skipped}")
+    domains = sum(one["domains"] for one in streams)
+    print(
+        f"{when}: requests learned from {learned}, not for lack of time {skipped}; "
+        f"domains {domains}, memory {server.memory():.0f} MB",
+        flush=True,
+    )
 
 
 def costs(
@@ -218,6 +256,8 @@ def ratio(
     server: Server, given: argparse.Namespace, bodies: list[bytes], kind: str, folder: Path
 ) -> None:
     """Images a second, served and by the library, in turns: others may use the machine too."""
+    if given.turns < 1:
+        return
     work = plain(given, folder)
     served, alone = list[float](), list[float]()
     for turn in range(given.turns):
