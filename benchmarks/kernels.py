@@ -31,7 +31,7 @@ from ostinato.experts.stack import Layout, Stack, StackPass
 from ostinato.methods._ostinato_step import LearningPass
 from ostinato.ops import kernels
 from ostinato.speed.traffic import Traffic
-from ostinato.speed.ways import Setting, ours, trusting
+from ostinato.speed.ways import Setting, make_way, ours, trusting
 
 GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"
@@ -91,15 +91,34 @@ class Case:
         assert found is not None
         return found
 
+    def map_back(self) -> Tensor:
+        """What the map's gradient by tokens costs."""
+        from ostinato.ops.kernels import maps
+
+        parts, exact = maps.Parts(*self.rows.block(0)), maps.Exactness(maps.tl.bfloat16, "ieee")
+        return maps._launched(self.tokens, self.index[1:2], parts, exact, back=True)
+
+    def fed_back(self) -> Any:
+        """What the branches' gradients by tokens and hidden numbers cost."""
+        from ostinato.ops.kernels import learned, maps
+
+        downs, ups = (torch.cat([one, other], k).to(self.tokens.dtype) for k, one, other in (
+            (1, self.leaves[0], self.leaves[2]), (0, self.leaves[1], self.leaves[3])
+        ))  # fmt: skip
+        flat, exact = self.tokens.flatten(0, 1), maps.Exactness(maps.tl.bfloat16, "ieee")
+        return learned._gone_back(flat, flat, downs.detach(), ups.detach(), 0.25, exact)
+
     def step(self) -> tuple[Tensor, ...]:
         """Map and both branches as an update has them, with their gradients."""
         leaves = self.leaves
         shared, own = Branch(*leaves[:2]), Branch(*leaves[2:])
         given = self.tokens.detach().requires_grad_()
-        now = LearningPass(self.index[1:2], self.rows, (shared,), (own,), None)
+        now = LearningPass(self.index[1:2], self.rows, (shared,), (own,), class_token=True)
         with torch.autocast(DEVICE, torch.bfloat16, enabled=self.half):
             found = now.block(0, now.fed(0, given))
-        return torch.autograd.grad(found, [given, *leaves], torch.ones_like(found))
+            kept = now.keep(found)
+        by = (torch.ones_like(found), torch.ones_like(kept))
+        return torch.autograd.grad((found, kept), [given, *leaves], by)
 
     def exactly(self) -> Case:
         """The same in double precision."""
@@ -194,7 +213,9 @@ def works_of(count: int) -> dict[str, Callable[[], Any]]:
     return {
         "map": case.block,
         "map, bf16 tokens": fed.block,
+        "map, back": case.map_back,
         "branches": fed.fed,
+        "branches, back": fed.fed_back,
         "step of both": case.step,
         "describe": lambda: describe(images),
     }
@@ -213,6 +234,8 @@ def time_alone(count: int, model: nn.Module) -> None:
     print(f"\nbatch {count}, GPU time alone: one block of ViT-B in bf16 {usual:.3f} ms")
     print(f"{'':20}{'kernel ms':>12}{'plain ms':>12}{'kernel / block':>16}{'plain / block':>16}")
     for name, work in works_of(count).items():
+        if name.endswith("back"):
+            continue  # a part of the step
         fast = _tried(work)
         with plain():
             slow = _tried(work)
@@ -222,26 +245,36 @@ def time_alone(count: int, model: nn.Module) -> None:
 
 def sweep(count: int) -> None:
     """Kernels with the work cut otherwise."""
-    from ostinato.ops.kernels import branches, maps, texture
+    from ostinato.ops.kernels import branches, learned, maps, texture
+    from ostinato.ops.kernels.cuts import Tiles
 
     works = works_of(count)
     print(f"\nbatch {count}, other cuts: tokens, features, warps, stages; ms of the GPU")
-    for module, names in ((maps, ("map", "map, bf16 tokens")), (branches, ("branches",))):
+    cuts = [
+        (64, 64, 4, 3, 3), (64, 64, 4, 3, 1), (64, 64, 4, 3, 2), (64, 64, 4, 4, 4),
+        (64, 64, 4, 2, 2), (64, 128, 4, 2, 2), (64, 128, 8, 2, 2), (64, 128, 8, 3, 3),
+        (128, 64, 8, 3, 3), (128, 64, 8, 2, 2), (128, 128, 8, 2, 2), (32, 64, 4, 3, 3),
+        (32, 128, 4, 2, 2), (32, 128, 4, 3, 3), (16, 128, 4, 3, 3), (64, 32, 4, 4, 4),
+        (64, 64, 8, 3, 3), (32, 64, 2, 3, 3),
+    ]  # fmt: skip
+    places = (
+        (maps, ("map", "map, bf16 tokens", "map, back")),
+        (branches, ("branches",)),
+        (learned, ("branches, back",)),
+    )
+    for module, names in places:
         usual = module.TILES[2]
-        for cut in [
-            (64, 64, 4, 3), (64, 64, 4, 2), (64, 64, 4, 4), (64, 128, 4, 2), (64, 128, 4, 3),
-            (64, 128, 8, 3), (32, 64, 4, 3), (32, 128, 4, 3), (128, 64, 8, 3), (128, 64, 4, 3),
-            (128, 128, 8, 2), (16, 128, 4, 3), (64, 32, 4, 4), (64, 256, 8, 2), (64, 64, 8, 3),
-        ]:  # fmt: skip
-            module.TILES[2] = maps.Tiles(*cut)
+        for cut in cuts:
+            module.TILES[2] = Tiles(*cut)
             times = "".join(f"{name} {_tried(works[name]):.4f}   " for name in names)
             print(f"{cut!s:22}{times}", flush=True)
         module.TILES[2] = usual
-    names = ("CELLS", "WARPS", "PIXELS", "TURNS")
+    names = ("CELLS", "ROUNDS", "WARPS", "PIXELS", "TURNS")
     usual = {name: getattr(texture, name) for name in names}
     for cut in [
-        (32, 8, 1024, 4), (16, 4, 1024, 4), (32, 4, 1024, 4), (64, 8, 1024, 4), (64, 16, 1024, 4),
-        (32, 8, 512, 4), (32, 8, 1024, 2), (32, 8, 1024, 8), (32, 8, 2048, 2), (32, 8, 2048, 4),
+        (32, 1, 8, 1024, 4), (16, 1, 4, 1024, 4), (32, 5, 8, 1024, 4), (16, 7, 4, 1024, 4),
+        (16, 7, 8, 1024, 4), (16, 4, 4, 1024, 4), (16, 10, 4, 1024, 4), (32, 2, 8, 1024, 4),
+        (16, 7, 4, 512, 8), (16, 7, 4, 1024, 8), (16, 7, 4, 1024, 2), (16, 7, 4, 2048, 4),
     ]:  # fmt: skip
         vars(texture).update(zip(names, cut, strict=True))
         print(f"{cut!s:22}describe {_tried(works['describe']):.4f}", flush=True)
@@ -258,13 +291,11 @@ def _tried(work: Callable[[], Any]) -> float:
 
 
 @trusting()
-def answers(count: int, domains: int, steps: int, precision: Any) -> None:
+def answers(count: int, args: Any) -> None:
     """Predict and both by the clock, beside the plain forward."""
-    traffic = Traffic((3, SIDE, SIDE), DEVICE)
-    setting = Setting(model_on_device, traffic, count, precision, "model", domains, domains > 1)
+    setting = setting_of(count, args)
     adapted: Any = ours(setting, "robust")
-    forward = ours_forward(setting)
-    captured = type(adapted)._may_capture
+    captured, routed = type(adapted)._may_capture, [setting.batch()]
 
     def predict(batch: Tensor) -> None:
         with adapted.frozen():
@@ -281,44 +312,75 @@ def answers(count: int, domains: int, steps: int, precision: Any) -> None:
         with plain():
             eager(batch)
 
-    described: list[Tensor] = [adapted.describe(setting.batch())]
+    def describe(batch: Tensor) -> None:
+        routed[:] = [adapted.describe(batch)]
 
     def decide(batch: Tensor) -> None:
-        adapted.publisher.placed(adapted.version).routes(described[0])
-
-    def describe(batch: Tensor) -> None:
-        described[:] = [adapted.describe(batch)]
+        adapted.publisher.placed(adapted.version).routes(routed[0])
 
     ways: dict[str, Callable[[Tensor], Any]] = {
-        "forward": forward,
+        "forward": make_way("forward", setting).step,
         "predict, captured": predict,
         "predict": eager,
         "predict, plain torch": eager_plain,
         "describe": describe,
         "decide": decide,
         "both, captured step": adapted.step,
+        "TENT's step": make_way("tent", setting).step,
     }
-    known = len(adapted.bank.domains)
-    print(f"\nbatch {count}, {known} domains{', mixed' if domains > 1 else ''}, {precision}, clock")
-    in_turns(ways, setting.batch, steps)
-    routes = adapted.publisher.placed(adapted.version).routes
-    images = setting.batch()
-    print(f"{'describe, GPU alone':24}{gpu_time(lambda: adapted.describe(images)):9.3f} ms")
-    print(f"{'decide, GPU alone':24}{gpu_time(lambda: routes(described[0])):9.3f} ms")
-    made, refused = adapted.captures.made, adapted.captures.refused
-    print(f"captures {made} ({refused}), of steps {adapted.step_captures.made} "
-          f"({adapted.step_captures.refused}), kernels refused: {kernels.refused()}")  # fmt: skip
+    mixed = ", mixed" if setting.mixed else ""
+    print(f"\nbatch {count}, {len(adapted.bank.domains)} domains{mixed}, {args.precision}, clock")
+    in_turns(ways, setting.batch, args.steps)
+    images, routes = setting.batch(), adapted.publisher.placed(adapted.version).routes
+    for name, work in {
+        "describe": lambda: adapted.describe(images),
+        "decide": lambda: routes(routed[0]),
+    }.items():
+        print(f"{name + ', GPU alone':24}{_tried(work):9.3f} ms")
+    print(f"captures {adapted.captures.made} ({adapted.captures.refused}), of steps "
+          f"{adapted.step_captures.made} ({adapted.step_captures.refused}), "
+          f"kernels refused: {kernels.refused()}")  # fmt: skip
+    if args.profile:
+        profile("predict, captured", predict, setting)
+        profile("both, captured step", adapted.step, setting)
+
+
+def setting_of(count: int, args: Any) -> Setting:
+    traffic = Traffic((3, SIDE, SIDE), DEVICE)
+    return Setting(
+        model_on_device, traffic, count, args.precision, "model", args.domains, args.domains > 1
+    )
+
+
+def profile(title: str, way: Callable[[Tensor], Any], setting: Setting, calls: int = 5) -> None:
+    """Which kernels take a way's time, and what the host did meanwhile."""
+    batches = [setting.batch() for _ in range(calls)]
+    kinds = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    with torch.profiler.profile(activities=kinds) as found:
+        for batch in batches:
+            way(batch)
+        torch.cuda.synchronize()
+    clock = 1e3 * (time.perf_counter() - start) / calls
+    events = found.key_averages()
+    gpu = [e for e in events if e.device_type == torch.autograd.DeviceType.CUDA]
+    busy = sum(e.self_device_time_total for e in gpu) / calls / 1e3
+    print(f"\n{title}: {clock:.2f} ms by the clock while watched, GPU busy {busy:.2f} ms")
+    _largest(gpu, "self_device_time_total", calls)
+    print("host:")
+    host = [e for e in events if e.device_type == torch.autograd.DeviceType.CPU]
+    _largest(host, "self_cpu_time_total", calls)
+
+
+def _largest(events: list[Any], by: str, calls: int) -> None:
+    for one in sorted(events, key=lambda e: -getattr(e, by))[:20]:
+        print(f"{getattr(one, by) / calls:9.0f} us {one.count / calls:7.1f} x {one.key[:80]}")
 
 
 def model_on_device() -> nn.Module:
     torch.manual_seed(0)
     return get_model("vit_b_16", weights=None).to(DEVICE).eval()
-
-
-def ours_forward(setting: Setting) -> Callable[[Tensor], Any]:
-    from ostinato.speed.ways import make_way
-
-    return make_way("forward", setting).step
 
 
 def in_turns(
@@ -347,7 +409,7 @@ PARTS: dict[str, Callable[[Any, int], None]] = {
     "descriptor": lambda args, count: check_descriptor(count),
     "times": lambda args, count: time_alone(count, model_on_device()),
     "sweep": lambda args, count: sweep(count),
-    "answers": lambda args, count: answers(count, args.domains, args.steps, args.precision),
+    "answers": lambda args, count: answers(count, args),
 }
 
 
@@ -358,6 +420,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--precision", default="bf16", choices=("fp32", "tf32", "bf16"))
     parser.add_argument("--sweep", action="store_true", help="also cut kernels' work otherwise")
+    parser.add_argument("--profile", action="store_true", help="what takes an answer's time")
     parser.add_argument("--no-answers", action="store_true", help="kernels alone")
     parser.add_argument("--part", choices=PARTS, help="one part alone, in this process")
     args = parser.parse_args()

@@ -295,6 +295,24 @@ def test_a_model_that_cannot_be_captured_is_answered_plainly(captured, statistic
     assert torch.equal(told(batches[3]), told.predict(batches[3]))  # said once
 
 
+@trusting()
+def test_captures_in_half_precision_follow_weights_that_change(captured, statistics):
+    settings = {"preset": "forward-only", "precision": "bf16"}
+    fast, plain = made(statistics, **settings), made(statistics, compile=False, **settings)
+    for batch in shifted(5):
+        assert torch.allclose(fast(batch).cpu(), plain(batch).cpu(), atol=2e-2)
+    before = fast.predict(batch)
+    assert fast.captures.made
+    assert fast.narrowed.kept
+    for method in (fast, plain):
+        with torch.no_grad():
+            for weight in method.model.base.head.parameters():
+                weight.mul_(-1)
+    after = fast.predict(batch).cpu()
+    assert torch.allclose(after, plain.predict(batch).cpu(), atol=2e-2)
+    assert torch.allclose(after, -before.cpu(), atol=2e-2)
+
+
 def test_a_machine_that_compiles_no_kernels_says_so_where_that_was_asked(
     captured, statistics, monkeypatch
 ):

@@ -73,6 +73,9 @@ def test_defaults_are_source_free_and_paper_has_no_guard():
     assert ostinato.adapt(small_model()).config == kind.Config()
     paper = resolve_config(kind, "paper", {})
     assert (paper.guard, paper.lr, paper.discriminator.evidence) == (False, 1e-5, 1)
+    assert (paper.max_domains, kind.Config().max_domains, kind.Config().retire) == (
+        None, 32, "merge",
+    )  # fmt: skip
     assert all(not kind.needs(resolve_config(kind, name, {})) for name in PRESETS)
 
 
@@ -288,6 +291,36 @@ def test_at_the_bound_the_least_used_or_the_younger_of_the_nearest_goes(retire, 
     assert adapted.pool.domains == adapted.discriminator.domains == kept
     assert adapted.last.events == (f"retired domain {forgotten[0]}",)
     assert adapted.discriminator.count(kept[0]) == {"lru": 64, "merge": 128}[retire]
+
+
+def test_new_styles_without_end_stay_within_the_default_bound():
+    # Every batch is a domain of its own.
+    strict = {"threshold": 1e-6, "evidence": 1, "correction": False}
+    for preset, most in (("source-free", 32), ("paper", 40)):
+        adapted = ostinato.adapt(small_model(), "dual_expert", preset=preset, discriminator=strict)
+        for batch in three_domains(40, size=4):
+            adapted(batch)
+        assert len(adapted.pool.domains) == most
+        assert adapted.pool.domains == adapted.discriminator.domains
+
+
+def test_the_summary_states_domains_and_what_they_take():
+    adapted = ostinato.adapt(small_model(), **LEARNS)
+    for batch in three_domains(9):
+        adapted(batch)
+    text = adapted.summary()
+    assert f"{len(adapted.pool.domains)} of at most 32" in text
+    each = adapted.bytes_each()
+    assert f"{each / 2**20:.2f} MB for each domain's experts" in text
+    assert f"at most {32 * each / 2**20:.1f} MB in all" in text
+    group = adapted.pool.groups[0]
+    adapted.pool.snapshot(0)
+    parts = [group.capture(), group.kept]
+    held = sum(t.nbytes for part in parts for n, t in part.tensors.items() if "step" not in n)
+    assert held == each  # a group that learned and was kept takes just that
+    free = ostinato.adapt(small_model(), "dual_expert", preset="paper").summary()
+    assert "without bound as in the paper" in free
+    assert "in all" not in free
 
 
 def test_label_subset_slices_logits_and_entropy(batches):

@@ -261,3 +261,23 @@ def test_statistics_of_version_0_1_load_and_are_refused_with_advice(tmp_path, sm
         adapt(net, statistics=path)
     assert all(p.requires_grad for p in net.parameters())
     adapt(net, statistics=small)  # nothing of the refused one is left on the model
+
+
+# What it takes.
+
+
+def test_the_summary_bounds_what_experts_take(small, trusting):
+    method = build(small, max_domains=3)
+    for batch in shifted(14):
+        method(batch)
+    assert method.bank.shared.updates  # it learned, so that nothing below is nought
+    groups = [method.bank.shared, *(one.branches for one in method.bank.domains.values())]
+    rows = method.publisher.stack.now
+    tensors = [rows.matrices, rows.vectors]
+    for group in [one for one in groups if one is not None]:
+        tensors += [group.value, group.first, group.second, group.published()[0].down]
+    maps = [one for domain in method.bank.domains.values() for one in domain.maps]
+    tensors += [tensor for one in maps for tensor in one.tensors()]
+    held = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
+    assert method.added() * 4 < sum(held.values()) <= method.bytes_held()
+    assert f"at most {method.bytes_held() / 2**20:.0f} MB of experts" in method.summary()

@@ -89,6 +89,17 @@ def test_a_thousand_domains_take_no_more_rows_than_are_resident(statistics):
 
 
 @trusting()
+def test_what_is_noted_of_domains_that_are_gone_stays_small(statistics):
+    adapted = build(statistics, resident=4)
+    batches = traffic()
+    for number, batch in enumerate(batches[:13]):
+        adapted.publisher.used(range(100 * number, 100 * number + 50))
+        adapted.step(batch)
+    assert set(adapted.bank.domains) <= set(adapted.publisher._used) | {0}
+    assert len(adapted.publisher._used) <= 60
+
+
+@trusting()
 def test_experts_of_domains_not_used_lately_go_to_the_host(statistics, monkeypatch):
     places: dict[int, str] = {}
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ostinato.domains.router import Router
-from ostinato.domains.splitting import fresh, split_off
+from ostinato.domains.splitting import LEAST, fresh, split_off
 from ostinato.domains.verdict import FAR, SOURCE
 from ostinato.errors import StateError
 from ostinato.ops.snapshot import State
@@ -131,16 +131,25 @@ def test_a_group_far_away_is_split_off(fixed, late):
     assert group.tolist() == mine.tolist()
 
 
-def test_too_few_images_found_nothing():
+def test_fewer_images_found_a_domain_where_they_lie_farther_off():
     mean = torch.zeros(16).double()
+
+    def found(count: int, off: float) -> int:
+        rows = gaussian(60, seed=0)
+        rows[:count] += off / 4  # along the diagonal, so many deviations
+        group = split_off(rows, mean, 20, 5.5, fixed=True)
+        return 0 if group is None else len(group)
+
+    assert found(LEAST - 1, 20) == 0
+    assert found(LEAST, 20) == LEAST
+    assert found(LEAST, 7) == 0
+    assert found(30, 7) >= 27
+
+
+def test_images_that_hardly_differ_count_as_fewer():
     rows = gaussian(60, seed=0)
-    rows[:19] += 3.0
-    assert split_off(rows, mean, 20, 5.5, fixed=True) is None
-    assert split_off(rows[:19], mean, 20, 5.5, fixed=True) is None
-    rows[19] += 3.0
-    group = split_off(rows, mean, 20, 5.5, fixed=True)
-    assert group is not None
-    assert group.tolist() == list(range(20))
+    rows[:30] = rows[0] + 7 / 4 + 0.1 * gaussian(30, seed=1)
+    assert split_off(rows, torch.zeros(16).double(), 20, 5.5, fixed=True) is None
 
 
 def test_a_split_looks_at_the_latest_images():

@@ -38,6 +38,7 @@ def past(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, State]:
     folder = tmp_path_factory.mktemp("data")
     crashed = tmp_path_factory.mktemp("crashed") / "data"
     with serving(folder, record=True) as (client, fleet):
+        small["known"](fleet)
         teach(client, fleet, "gate", batches(3))
         client.post("/v1/streams/gate/checkpoints", json={"name": "three"})
         teach(client, fleet, "gate", batches(6)[3:], start=3)

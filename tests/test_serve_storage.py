@@ -18,6 +18,7 @@ from ostinato.serve import learning, writer
 from ostinato.serve.fleet import Fleet
 from ostinato.serve.replaying import Replay
 from ostinato.serve.store import StorageError, Store
+from ostinato.serve.unwritten import Promise
 
 small = runpy.run_path(str(Path(__file__).with_name("_serve_small.py")))
 disk = runpy.run_path(str(Path(__file__).with_name("_small_disk.py")))
@@ -180,12 +181,13 @@ def test_an_update_that_takes_long_does_not_keep_other_streams_from_the_disk(
     with serving(tmp_path, snapshots={"seconds": 1e-3}) as (client, fleet):
         fleet.create("slow", None)
         slow, taken = fleet.streams["slow"], list[int]()
-        monkeypatch.setattr(fleets, "EARLY", 1e9)
+        fleet.promise = Promise(1e9)
+        small["known"](fleet)
         teach(client, fleet, "gate", batches(1))
         gate = fleet.streams["gate"]
 
         def long(levels: Any) -> tuple[str, ...]:
-            monkeypatch.setattr(fleets, "EARLY", 0.5)
+            fleet.promise = Promise(0.0)
             fleet.learner.give_way()
             taken.append(gate.dirty)
             taken.append(slow.dirty)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import tracemalloc
 
 import pytest
 import torch
@@ -65,6 +67,24 @@ def test_what_was_loaded_does_not_follow_its_file(path):
     before = state.clone()
     path.write_bytes(bytes(path.stat().st_size))  # in place, as cp does
     assert all(torch.equal(tensor, before.tensors[name]) for name, tensor in state.tensors.items())
+
+
+def test_reading_leaves_nothing_behind(tmp_path):
+    path = tmp_path / "s.safetensors"
+    names = [f"part {number}" for number in range(300)]
+    save_state(path, State({name: torch.ones(1000) for name in names}), HEADER)
+    load_state(path)
+    gc.collect()
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        for _ in range(10):
+            load_state(path)
+        gc.collect()
+        left = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert left < 8000  # three bytes a tensor; mapped files left thirty
 
 
 def test_foreign_file(tmp_path):

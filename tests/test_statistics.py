@@ -68,13 +68,18 @@ def test_too_few_images():
 
 
 def test_alignment_equals_its_formula():
-    rng = np.random.default_rng(0)
-    feature, mean, std = rng.normal(size=(6, 4)), rng.normal(size=4), rng.uniform(size=4)
-    source = SourceStatistics((torch.tensor(mean),), (torch.tensor(std),), images=9)
-    expected = np.linalg.norm(feature.mean(0) - mean) + np.linalg.norm(feature.std(0, ddof=1) - std)
-    found = torch.tensor(feature)
-    batch = [(found.mean(0), found.std(0))]
-    assert float(alignment(batch, source)) == pytest.approx(expected)
+    rng, widths = np.random.default_rng(0), (4, 3, 4)
+    features = [rng.normal(size=(6, width)) for width in widths]
+    means, stds = ([rng.uniform(size=width) for width in widths] for _ in range(2))
+    source = SourceStatistics(*(tuple(map(torch.tensor, one)) for one in (means, stds)), images=9)
+    expected = np.mean(
+        [
+            np.linalg.norm(feature.mean(0) - mean) + np.linalg.norm(feature.std(0, ddof=1) - std)
+            for feature, mean, std in zip(features, means, stds, strict=True)
+        ]
+    )
+    found = alignment([torch.tensor(feature) for feature in features], source)
+    assert float(found) == pytest.approx(expected, rel=1e-6)
 
 
 @given(st.lists(st.floats(-20, 20), min_size=2, max_size=6))

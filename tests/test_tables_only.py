@@ -90,4 +90,4 @@ def test_streams_that_are_not_finished_stay_empty(tmp_path: Path) -> None:
     )
     (row, *_) = build_table("traffic", asked, QUIET).rows
     assert row.facts["Images"] == "160 / – / – / – / – / – / – / – / –"
-    assert [cell.value is None for cell in row.values] == [False] + 7 * [True]
+    assert [cell.value is None for cell in row.values] == [False] + 8 * [True]

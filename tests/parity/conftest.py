@@ -9,6 +9,8 @@ check against other libraries. Rates are higher than the authors' so that a few 
 Where a release departs from its paper, the method's `differences` say which of them it follows;
 these tests hold it to that. ADMA's, BECoTTA's and SVDP's releases are for other tasks or data, and
 VDP has none: test_inputs holds them to their papers' rules in the form that `differences` states.
+GAIN's is not known: test_newest holds it to our reading. test_every_method says which peers' rules
+are written out elsewhere, and fails where one is not.
 """
 
 from __future__ import annotations

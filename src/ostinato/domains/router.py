@@ -12,13 +12,14 @@ images are one rule, and nothing is founded by an image alone.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from ostinato.domains.routing_state import NAMES, expected_routing, read_routing
-from ostinato.domains.splitting import fresh, split_off
+from ostinato.domains.splitting import LATEST, LEAST, between, fresh, split_off, squared
 from ostinato.domains.verdict import FAR, SOURCE, Change, View, blended
 from ostinato.ops.expect import Expected
 from ostinato.ops.snapshot import State
@@ -29,6 +30,14 @@ DOUBT = 10.0
 RENEW = 128
 """Images after which it is settled anew which domain each recent one belongs to."""
 
+PRESENT = 50
+"""Latest images that may join a new domain whoever they belong to."""
+MERGE = 0.62
+"""Share of `apart` below which two domains are one."""
+KNOWN = 0.4
+"""Share of `apart` below which a new group is a domain that there is."""
+NEAR, SEEN = 4.0, 128
+"""Domains beyond so many times `apart` are not compared, those nearer by so many images each."""
 AGAIN = 512
 """Latest images among which one that comes again is known."""
 
@@ -135,6 +144,8 @@ class Router:
         while len(self.ids) - 1 > self.limit:
             merged.append(self._merge(*self._nearest()))
         owners = verdict.owners()
+        if founded:  # what is known now decides of the whole batch
+            owners = self.view().decide(placed).owners()
         for place, owner in zip(new.nonzero()[:, 0].tolist(), self.owner[start:], strict=True):
             if int(owner) in founded or owners[place] not in self.ids:
                 owners[place] = int(owner)
@@ -157,19 +168,52 @@ class Router:
         queue = list(candidates)
         while queue:
             domain = queue.pop(0)
-            members = (self.owner == domain).nonzero()[:, 0]
-            mean = self.view().means[self.ids.index(domain)]
-            fixed = domain == SOURCE
-            group = split_off(self.recent[members], mean, self.enough, self.apart, fixed=fixed)
+            members, group = self._split(domain)
             if group is None:
                 continue
-            self._move(members[group], domain, self.next_id)
+            chosen = members[group]
+            if self._is_known(self.recent[chosen], domain):
+                continue
+            for owner in self.owner[chosen].unique().tolist():
+                self._move(chosen[self.owner[chosen] == owner], owner, self.next_id)
             founded[self.next_id] = domain
             queue += [domain, self.next_id]
             self.next_id += 1
             if len(founded) >= self.limit:
                 break
         return founded
+
+    def _split(self, domain: int) -> tuple[Tensor, Tensor | None]:
+        """Recent images that could leave a domain, and which of them do; the latest join in."""
+        mine = self.owner == domain
+        members = mine.clone()
+        members[-PRESENT:] = True
+        chosen = members.nonzero()[:, 0][-LATEST:]
+        view, row, rows = self.view(), self.ids.index(domain), self.recent[chosen]
+        others = squared(rows, view.means.float())
+        others[:, row] = float("inf")
+        return chosen, split_off(
+            rows,
+            view.means[row].float(),
+            self.enough,
+            self.apart,
+            fixed=domain == SOURCE,
+            mine=mine[chosen],
+            others=others.amin(1),
+        )
+
+    def _is_known(self, group: Tensor, domain: int) -> bool:
+        """Whether a group split off a domain lies by another one: they would merge at once."""
+        view, mean = self.view(), group.mean(0)
+        chance = (1 / view.counts + 1 / len(group)) * len(mean)
+        away = (view.means.float() - mean).square().sum(1) - chance.float()
+        away[[0, self.ids.index(domain)]] = float("inf")
+        row = int(away.argmin())
+        recent = self.recent[self.owner == self.ids[row]][-SEEN:]
+        if not math.isfinite(away[row]) or len(recent) < 2:
+            return False
+        gap = between(view.means[row].float() - mean, group, recent, float(away[row]))
+        return gap < KNOWN * self.apart
 
     def _move(self, members: Tensor, source: int, into: int) -> None:
         """Let recent images belong to another domain, which may be a new one."""
@@ -218,20 +262,28 @@ class Router:
     def _merge_near(self) -> list[tuple[int, int]]:
         merged = []
         while len(self.ids) > 2:
-            gone, into = self._nearest()
-            if self._gap(gone, into) >= 0.5 * self.apart:
+            gone, into, gap = self._likest()
+            if gap >= MERGE * self.apart:
                 break
             merged.append(self._merge(gone, into))
         return merged
 
-    def _gap(self, a: int, b: int) -> float:
-        """Distance between two means in usual deviations, less what chance alone gives."""
-        view = self.view()
-        i, j = self.ids.index(a), self.ids.index(b)
-        chance = (1 / view.counts[i] + 1 / view.counts[j]) * view.means.shape[1]
-        squared = (view.means[i] - view.means[j]).square().sum()
-        wide = max(float(view.spreads[i]), float(view.spreads[j]), 1.0)
-        return float((squared / wide - chance).clamp_min(0).sqrt())
+    def _likest(self) -> tuple[int, int, float]:
+        """The two domains, younger and older, with the smallest gap along the line between them."""
+        view, rows = self.view(), self._rows(self.owner)
+        means = view.means.float()
+        recent = [self.recent[rows == row][-SEEN:] for row in range(len(self.ids))]
+        chance = (1 / view.counts[:, None] + 1 / view.counts) * means.shape[1]
+        apart = squared(means, means) - chance.float()
+        best = (SOURCE, SOURCE, float("inf"))
+        for i, j in (apart < (NEAR * self.apart) ** 2).tril(-1).nonzero().tolist():
+            if j == 0 or min(len(recent[i]), len(recent[j])) < LEAST:
+                continue
+            axis, length = means[i] - means[j], float(apart[i, j])
+            gap = between(axis, recent[i], recent[j], length)
+            if gap < best[2]:
+                best = (self.ids[i], self.ids[j], gap)
+        return best
 
     def _nearest(self) -> tuple[int, int]:
         """The two nearest domains as (younger, older)."""

@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 ROUNDS = 8
+LEAST = 8
+"""Images that found a domain at the least, where they lie far away."""
+PRIOR = 4.0
+"""Images that the spread of a few along a line is held near `USUAL` by."""
+USUAL = 2.0
+STEEP = 2.0
+"""Fewer images than enough must lie farther off: by their number to this power."""
 LATEST = 256
 """Images of a domain that a test looks at."""
 WIDE = 4.0
 """Beside the source alone, no more variance of a group than this speaks against it."""
 SAME = 1e-3
 """Mean squared difference of placed descriptors below which two images are one; usual is 2."""
+GLANCE = 48
+"""Numbers of a placed descriptor that nearly all pairs of images are told apart by."""
+SLACK = 0.05
+"""Rounding of products in single precision, which a glance must not take for a difference."""
 
 
 def fresh(placed: Tensor, recent: Tensor) -> Tensor:
@@ -23,46 +35,67 @@ def fresh(placed: Tensor, recent: Tensor) -> Tensor:
     [True, True, False, False]
     """
     placed, recent = placed.float(), recent.float()  # far more exact than what is asked
-    new = torch.ones(len(placed), dtype=torch.bool)
-    width = placed.shape[1]
-    if len(recent):
-        new &= squared(placed, recent).amin(1) > SAME * width
-    own = squared(placed, placed) <= SAME * width
-    return new & ~own.tril(-1).any(1)
+    bound = SAME * placed.shape[1]
+    before = torch.cat([recent, placed])
+    # A few numbers suffice to tell nearly all pairs apart; the rest is looked at in full.
+    like = squared(placed[:, :GLANCE], before[:, :GLANCE]) <= bound + SLACK
+    like &= torch.arange(len(before)) < (len(recent) + torch.arange(len(placed)))[:, None]
+    some = like.any(1)
+    like[some] &= squared(placed[some], before) <= bound
+    return ~like.any(1)
 
 
 def split_off(
-    placed: Tensor, mean: Tensor, enough: int, apart: float, *, fixed: bool = False
+    placed: Tensor,
+    mean: Tensor,
+    enough: int,
+    apart: float,
+    *,
+    fixed: bool = False,
+    mine: Tensor | None = None,
+    others: Tensor | None = None,
 ) -> Tensor | None:
     """Indices of the images that are a group of their own beside `mean`, or None.
 
-    Two starts are tried, the latest images and the farthest. From there images go to the nearer of
-    two means, and what results counts where it has `enough` images and lies `apart` deviations from
-    the rest, along the line between them. Both are measured across two halves, so that a group
-    found by chance is not confirmed by the images that made it.
+    Several starts are tried: the latest images, and the farthest. From there images go to the
+    nearer of two means, and what results counts where it lies `apart` deviations from the rest,
+    along the line between them. Both are measured across two halves, so that a group found by
+    chance is not confirmed by the images that made it.
 
     Args:
-        placed: (n, d) whitened descriptors of a domain's recent images, oldest first.
+        placed: (n, d) whitened descriptors of recent images, oldest first.
         mean: the domain's own.
-        enough: images that a group needs.
+        enough: images that a group needs; fewer do where they lie farther off, and are all that
+            came lately or were the source's.
         apart: deviations that it must be off.
         fixed: whether the domain's mean stays where it is, as the source's does.
+        mine: (n,) which of them are the domain's; all unless given. The others may join a group.
+        others: (n,) each image's squared distance to the nearest other domain.
     """
     first = max(len(placed) - LATEST, 0)
     count = len(placed) - first
-    if count < enough:
+    if count < LEAST:
         return None
-    rows = placed[first:] - mean  # from here on the domain's mean is the origin
-    inner = (rows.float() @ rows.float().T).double()
-    latest = torch.zeros(count, dtype=torch.bool)
-    latest[-enough:] = True
-    farthest = torch.zeros(count, dtype=torch.bool)
-    farthest[inner.diagonal().topk(enough).indices] = True
-    for start in (latest, farthest):
-        side = _settle(inner, start, enough, fixed)
-        if side is not None and _gap(inner, side, enough, fixed) >= apart:
+    rows = (placed[first:] - mean).float()  # from here on the domain's mean is the origin
+    own = torch.ones(count, dtype=torch.bool) if mine is None else mine[first:]
+    off = rows.new_full((count,), float("inf")) if others is None else others[first:].float()
+    asked = _Test(rows, rows.square().sum(1), own, off, enough, fixed)
+    for side in _settled(asked, _starts(asked)):
+        if _stands(asked, side, apart):
             return first + side.nonzero()[:, 0]
     return None
+
+
+@dataclass(frozen=True)
+class _Test:
+    """What a test is about: see `split_off`; `origin` are the rows' squared lengths."""
+
+    rows: Tensor
+    origin: Tensor
+    mine: Tensor
+    others: Tensor
+    enough: int
+    fixed: bool
 
 
 def squared(a: Tensor, b: Tensor) -> Tensor:
@@ -75,59 +108,107 @@ def squared(a: Tensor, b: Tensor) -> Tensor:
     return squares.clamp_min(0)
 
 
-def _mean(side: Tensor) -> Tensor:
-    """The weights by which a group's mean is made of all rows."""
-    weights = side.double()
-    return weights / weights.sum()
+def _starts(test: _Test) -> Tensor:
+    """(S, n): the latest images, the domain's own latest, and its farthest; few and more."""
+    count, own = len(test.rows), test.mine.nonzero()[:, 0]
+    reach = torch.minimum(test.origin, test.others)[own]
+    chosen = []
+    for some in (LEAST, test.enough):
+        if count >= some:
+            chosen.append(torch.arange(count - some, count))
+        if len(own) >= some:
+            chosen += [own[-some:], own[reach.topk(some).indices]]
+    starts = torch.zeros(len(chosen), count)
+    for start, places in zip(starts, chosen, strict=True):
+        start[places] = 1.0
+    return starts
 
 
-def _away(inner: Tensor, weights: Tensor) -> Tensor:
-    """Every row's squared distance from a mean, all from inner products."""
-    along = inner @ weights
-    return inner.diagonal() - 2 * along + weights @ along
-
-
-def _settle(inner: Tensor, start: Tensor, enough: int, fixed: bool) -> Tensor | None:
-    origin = inner.diagonal()
-    side = _away(inner, _mean(start)) < origin
+def _settled(test: _Test, starts: Tensor) -> list[Tensor]:
+    """(n,) masks of the groups that the starts end in."""
+    sides = (_away(test, starts) < torch.minimum(test.origin, test.others)).float()
     for _ in range(ROUNDS):
-        count = int(side.sum())
-        if count < enough:
-            return None
-        rest = len(inner) - count
-        near = _away(inner, _mean(side))
-        # A mean lies nearer to the images it is made of: measure as if each were left out.
-        near = torch.where(side, near * (count / (count - 1)) ** 2, near)
-        away = origin
-        if not fixed and rest >= enough:  # the rest has a mean of its own, else the domain's
-            away = _away(inner, _mean(~side))
-            away = torch.where(side, away, away * (rest / (rest - 1)) ** 2)
-        moved = near < away
-        if torch.equal(moved, side):
+        sides = sides[sides.sum(1) >= LEAST]
+        if not len(sides):
+            return []
+        near = _left_out(_away(test, sides), sides)
+        away = test.origin
+        if not test.fixed:  # the rest has a mean of its own where it is enough, else the domain's
+            rest = test.mine * (1 - sides)
+            many = (rest.sum(1) >= test.enough)[:, None]
+            away = torch.where(many, _left_out(_away(test, rest), rest), test.origin)
+        moved = (near < torch.minimum(away, test.others)).float()
+        if torch.equal(moved, sides):
             break
-        side = moved
-    return side if int(side.sum()) >= enough else None
+        sides = moved
+    found = [side.bool() for side in sides.unique(dim=0) if float(side.sum()) >= LEAST]
+    return sorted(found, key=lambda side: -int(side.sum()))
 
 
-def _halves(side: Tensor) -> tuple[Tensor, Tensor]:
-    """Every other image of a group."""
-    odd = (side.cumsum(0) % 2 == 1) & side
-    return odd, side & ~odd
+def _away(test: _Test, sides: Tensor) -> Tensor:
+    """(S, n): every row's squared distance from the means of some."""
+    means = sides @ test.rows / sides.sum(1, keepdim=True).clamp_min(1)
+    return test.origin - 2 * means @ test.rows.T + means.square().sum(1, keepdim=True)
 
 
-def _gap(inner: Tensor, side: Tensor, enough: int, fixed: bool) -> float:
+def _left_out(near: Tensor, sides: Tensor) -> Tensor:
+    """A mean lies nearer to the images it is made of: measure as if each were left out."""
+    count = sides.sum(1, keepdim=True)
+    return torch.where(sides > 0, near * (count / (count - 1).clamp_min(1)).square(), near)
+
+
+def _stands(test: _Test, side: Tensor, apart: float) -> bool:
+    """Whether a group is one: far enough off, and by enough images for that distance.
+
+    Images that hardly differ from one another count as fewer.
+    """
+    count = int(side.sum())
+    least = LEAST if test.fixed or bool(side[-LEAST:].all()) else test.enough
+    if count < least:
+        return False
+    gap = _gap(test, side)
+    group = test.rows[side]
+    spread = float((group - group.mean(0)).square().sum()) / (count - 1) / test.rows.shape[1]
+    evidence = (count * min(1.0, spread)) ** STEEP * gap**2
+    return gap >= apart and evidence >= test.enough**STEEP * apart**2
+
+
+def _gap(test: _Test, side: Tensor) -> float:
     """Deviations between the group and the rest, each half measured along the other's axis."""
-    alone = fixed or int((~side).sum()) < enough
-    halves, others = _halves(side), _halves(~side)
+    group, rest = test.rows[side], test.rows[test.mine & ~side]
+    alone = test.fixed or len(rest) < test.enough
+    groups, rests = (group[::2], group[1::2]), (rest[::2], rest[1::2])
     axes = [
-        _mean(half) - (torch.zeros(len(inner)).double() if alone else _mean(other))
-        for half, other in zip(halves, others, strict=True)
+        half.mean(0) - (0 if alone else other.mean(0))
+        for half, other in zip(groups, rests, strict=True)
     ]
-    along = [inner @ axis for axis in axes]
     spread = 0.0
-    for axis, line, half, other in zip(axes, along, halves[::-1], others[::-1], strict=True):
-        scale = (axis @ line).clamp_min(1e-24)  # the axis' own squared length
-        within = float(line[half].var() / scale)
-        around = 1.0 if alone else float(line[other].var() / scale)
+    for axis, half, other in zip(axes, groups[::-1], rests[::-1], strict=True):
+        scale = float(axis.square().sum().clamp_min(1e-12))
+        within = held(float((half @ axis).var()) / scale, len(half))
+        around = 1.0 if alone else float((other @ axis).var()) / scale
         spread += 0.25 * ((min(within, WIDE) if alone else within) + around)
-    return math.sqrt(max(float(axes[0] @ along[1]), 0.0) / max(spread, 1e-12))
+    return math.sqrt(max(float(axes[0] @ axes[1]), 0.0) / max(spread, 1e-12))
+
+
+def between(gap: Tensor, a: Tensor, b: Tensor, squared_length: float) -> float:
+    """Deviations between two domains along the line between their means.
+
+    Args:
+        gap: (d,) from one mean to the other.
+        a: some images of the one.
+        b: some of the other.
+        squared_length: of the gap, less what chance alone gives.
+    """
+    scale = float(gap.square().sum().clamp_min(1e-12))
+    wide = [held(float((some @ gap).var()) / scale, len(some)) for some in (a, b)]
+    return math.sqrt(max(squared_length, 0.0) / (0.5 * sum(wide)))
+
+
+def held(variance: float, count: int) -> float:
+    """The variance of a few images along a line, held near the usual one.
+
+    >>> held(0.0, 5), held(3.0, 10**6) > 2.99
+    (1.0, True)
+    """
+    return (variance * (count - 1) + PRIOR * USUAL) / (count - 1 + PRIOR)

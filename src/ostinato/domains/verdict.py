@@ -16,6 +16,8 @@ FAR = 5.0
 """Times a domain's usual squared distance beyond which an image belongs to none."""
 DEGREES = 48.0
 """Independent numbers a descriptor counts as; its 369 depend on one another."""
+POWER = 0.25
+"""How far a domain's own spread counts where domains are compared: 0 is not at all, 1 fully."""
 LOCAL = 16.0
 """Images that the picture of the present traffic reaches back."""
 DRIFT = 0.02
@@ -62,7 +64,8 @@ class View:
             placed: (B, d) what `Content.place` gave.
         """
         apart = self.distances(placed)
-        fit = -0.5 * DEGREES * (self.spreads.log() + 2 * torch.log1p(apart / 2))
+        own = self.spreads**POWER
+        fit = -0.5 * DEGREES * (own.log() + 2 * torch.log1p(apart * (self.spreads / own) / 2))
         mix = self.mix
         for _ in range(2):  # the batch tells what is coming, which tells more of the batch
             posterior = (fit + self._prior(mix).log()).softmax(1)

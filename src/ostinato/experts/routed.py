@@ -78,8 +78,11 @@ class Acting(Protocol):
     """What hooks ask of a pass; see `Pass` and `experts.stack.StackPass`."""
 
     idle: bool
-    keep: Callable[[Tensor], Tensor] | None
     features: list[Tensor]
+
+    @property
+    def keep(self) -> Callable[[Tensor], Tensor] | None:
+        """Gives what of a block's tokens `features` is to collect; None where nothing is."""
 
     def block(self, number: int, tokens: Tensor) -> Tensor:
         """Tokens after a block that has a map, changed by the map of that number."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Sequence
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -24,8 +23,8 @@ from ostinato.methods.base import Input
 from ostinato.ops import kernels
 from ostinato.ops.borrowed import Borrowed
 from ostinato.ops.colours import three_colours
-from ostinato.ops.features import pool_tokens
 from ostinato.ops.moments import map_rank
+from ostinato.ops.narrowed import Narrowed
 from ostinato.ops.views import Viewed
 from ostinato.types import Decision, StepOutput
 
@@ -37,6 +36,7 @@ class Answers(Learner):
     publisher: Publisher
     captures: Captures
     step_captures: StepCaptures
+    narrowed: Narrowed
     _said: frozenset[str] = frozenset()
 
     def _publisher(self) -> Publisher:
@@ -52,20 +52,24 @@ class Answers(Learner):
         where, resident = self.model.device, self.config.resident
         return Publisher(layout, self.statistics.content, where, kind, resident)
 
-    def _captures(self) -> Captures:
-        return Captures(Borrowed(self._described), Borrowed(self._forward_pixels))
+    def _open_captures(self) -> None:
+        """Begin with no captures."""
+        self.narrowed = Narrowed()
+        self._whole = not any(isinstance(module, Viewed) for module in self.model.modules())
+        self.captures = Captures(Borrowed(self._described), Borrowed(self._forward_pixels))
+        class_token = self.hooks.prefix > 0
+        work = Borrowed(self._differentiate_pixels)
+        self.step_captures = StepCaptures(work, class_token=class_token)
 
     def _forward_pixels(self, pixels: Tensor, placed: Placed, index: Tensor) -> Tensor:
-        return self._forward(Input(pixels), placed, index)
-
-    def _step_captures(self) -> StepCaptures:
-        keep = partial(pool_tokens, class_token=self.hooks.prefix > 0)
-        return StepCaptures(Borrowed(self._differentiate_pixels), keep)
+        with self.narrowed:
+            return self._forward(Input(pixels), placed, index)
 
     def _differentiate_pixels(
         self, pixels: Tensor, now: Acting, groups: tuple[tuple[Branch, ...], ...]
     ) -> Differentiated:
-        return self._differentiate(Input(pixels), now, groups)
+        with self.narrowed:
+            return self._differentiate(Input(pixels), now, groups)
 
     def _gradients(self, batch: Input, domain: Domain) -> Differentiated:
         """Captured where possible; the plain way otherwise."""
@@ -82,6 +86,7 @@ class Answers(Learner):
         placed = self.publisher.placed(self.version, [number])
         groups = (self.bank.shared, domain.branches)
         row = placed.table[number]
+        self.narrowed.refresh()
         found = self.step_captures.gradients(batch.pixels, placed.rows, row, groups)
         self._say_refused("captures", self.step_captures.refused)
         return found
@@ -103,6 +108,7 @@ class Answers(Learner):
         """A captured answer on its way; None where the plain way is to be gone."""
         if not self._may_capture():
             return None
+        self.narrowed.refresh()
         found = self.captures.answer(batch.pixels, self.publisher.placed(self.version))
         self._say_refused("captures", self.captures.refused)
         self._say_refused("kernels", kernels.refused())
@@ -118,7 +124,7 @@ class Answers(Learner):
         gpu = self.model.device.type == "cuda" and self.processes.size == 1
         # Input that came normalised goes to the model as it came, in a tensor of its own.
         plain = not self.config.compile or self.model.normalize == "input"
-        return gpu and not plain and not any(isinstance(m, Viewed) for m in self.model.modules())
+        return gpu and not plain and self._whole
 
     def _respond(self, batch: Input) -> tuple[StepOutput, Tensor]:
         """An answer, and the batch's descriptors."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ostinato.experts.stack import START
 from ostinato.methods._ostinato_answers import Answers
 from ostinato.methods._ostinato_distances import domain_distances
 from ostinato.ops.moments import map_rank
@@ -21,19 +22,34 @@ class Counted(Answers):
 
     def added(self, domains: int = 1) -> int:
         """Maps and branches of so many domains, and the shared branch."""
+        maps, own, shared = self._sizes()
+        return shared + domains * (maps + own)
+
+    def _sizes(self) -> tuple[int, int, int]:
+        """Numbers in a domain's maps, in its branches and in the shared ones."""
         config = self.config
         widths = [block.mean.numel() for block in self.statistics.tokens]
         maps = sum((2 if map_rank(w) < w else 1) * w * map_rank(w) + 2 * w for w in widths)
-        own = shared = 0
-        if config.learn:
-            own = sum(2 * width * config.domain_rank for _, width in self.hooks.widths)
-            shared = sum(2 * width * config.shared_rank for _, width in self.hooks.widths)
-        return shared + domains * (maps + own)
+        if not config.learn:
+            return maps, 0, 0
+        own = sum(2 * width * config.domain_rank for _, width in self.hooks.widths)
+        return maps, own, sum(2 * width * config.shared_rank for _, width in self.hooks.widths)
+
+    def bytes_held(self) -> int:
+        """Bytes that all experts take at most, with everything that is kept for them.
+
+        Branches are kept with two moments and as published; of those on the device, maps and
+        branches lie once more in the rows that answer, of which there may be twice as many.
+        """
+        maps, own, shared = self._sizes()
+        rows = 2 * min(self.config.max_domains, self.config.resident) + START
+        kept = self.config.max_domains * (maps + 4 * own) + 5 * shared
+        return 4 * (kept + rows * (maps + own))
 
     def details(self) -> list[str]:
         """Domains so far with their trust, and what they take."""
         count = len(self.bank.domains)
-        bound = self.added(self.config.max_domains) * 4 / 2**20
+        bound = self.bytes_held() / 2**20
         return [
             f"  domains so far   {count} of at most {self.config.max_domains}",
             f"  memory           at most {bound:.0f} MB of experts and "

@@ -136,8 +136,7 @@ class Learner(MapMaker):
         threshold = entropy_threshold(self.config.kappa, logits.shape[1])
         weight = (entropy.detach() < threshold) * torch.exp(threshold - entropy.detach())
         sharp = (entropy * weight).sum() / len(entropy)
-        found = [(feature.float().mean(0), feature.float().std(0)) for feature in features]
-        near = alignment(found, self.statistics)
+        near = alignment(features, self.statistics)
         return self.config.alignment * near + self.config.entropy * sharp
 
     def _sound(self, logits: Tensor, domain: Domain) -> bool:

@@ -49,7 +49,7 @@ class OstinatoConfig(MethodConfig):
         False, description="be told each image's domain: an upper bound for routing"
     )
     compile: bool | Literal["auto"] = Field(
-        False,
+        "auto",
         description="on a GPU, capture whole answers and updates where the model allows it; "
         "true warns where it does not, auto does not",
     )

@@ -125,10 +125,12 @@ class Publisher:
     def _chosen(self, acting: dict[int, Expert], least: int) -> dict[int, Expert]:
         """The experts that get rows: those used last, then the youngest."""
         room = max(self.resident, least)
-        if len(acting) <= room:
+        if len(acting) <= room and len(self._used) <= 2 * self.resident:
             return acting
         for gone in [number for number in self._used if number not in acting]:
-            del self._used[gone]
+            del self._used[gone]  # domains come and go, and this is to stay small
+        if len(acting) <= room:
+            return acting
         latest = dict.fromkeys([*reversed(self._used), *reversed(acting)])
         return {number: acting[number] for number in list(latest)[:room]}
 

@@ -18,6 +18,7 @@ from ostinato.methods._ostinato_learning import Differentiated
 from ostinato.methods._ostinato_parts import Domain
 from ostinato.methods._ostinato_turns import KEPT, Size, Sizes, Turns, is_older, on
 from ostinato.ops import kernels
+from ostinato.ops.features import pool_tokens
 from ostinato.ops.moments import BlockMap
 
 Work = Callable[[Tensor, Acting, tuple[tuple[Branch, ...], ...]], Differentiated]
@@ -59,7 +60,7 @@ class LearningPass:
         rows: the stack's.
         shared: the shared branches.
         own: the domain's.
-        keep: gives what of a block's tokens `features` is to collect.
+        class_token: whether features are first tokens; means over all otherwise.
     """
 
     idle = False
@@ -70,11 +71,19 @@ class LearningPass:
         rows: Rows,
         shared: tuple[Branch, ...],
         own: tuple[Branch, ...],
-        keep: Callable[[Tensor], Tensor] | None,
+        *,
+        class_token: bool,
     ) -> None:
         self.row, self.rows, self.shared, self.own = row, rows, shared, own
-        self.keep, self.features = keep, list[Tensor]()
+        self.class_token, self.features = class_token, list[Tensor]()
         self._own: Rows | None = None
+        self._first: tuple[Tensor, Tensor] | None = None
+
+    def keep(self, tokens: Tensor) -> Tensor:
+        """The feature that stands for each image after a block."""
+        if self.class_token and self._first is not None and self._first[0] is tokens:
+            return self._first[1]
+        return pool_tokens(tokens, self.class_token)
 
     def block(self, number: int, tokens: Tensor) -> Tensor:
         """Tokens after a block, moved by the domain's map."""
@@ -83,9 +92,11 @@ class LearningPass:
         return self._moved(number, tokens)
 
     def _moved_at_once(self, number: int, tokens: Tensor) -> Tensor:
-        from ostinato.ops.kernels.maps import Parts, moved_rows
+        from ostinato.ops.kernels.maps import Parts, moved_and_first
 
-        return moved_rows(tokens, self.row, Parts(*self.rows.block(number)))
+        moved, first = moved_and_first(tokens, self.row, Parts(*self.rows.block(number)))
+        self._first = (moved, first)
+        return moved
 
     def _moved(self, number: int, tokens: Tensor) -> Tensor:
         if self._own is None:
@@ -100,7 +111,8 @@ class LearningPass:
         return self._fed(number, output)
 
     def _fed_at_once(self, number: int, output: Tensor) -> Tensor:
-        from ostinato.ops.kernels.branches import Pair, fed_by_two
+        from ostinato.ops.kernels.branches import Pair
+        from ostinato.ops.kernels.learned import fed_by_two
 
         tokens = output.reshape(len(output), -1, output.shape[-1])
         shared, own = (Pair(one.down, one.up) for one in (self.shared[number], self.own[number]))
@@ -120,7 +132,7 @@ class StepCapture:
         pixels: a batch of the size.
         rows: the stack's.
         row: the domain's.
-        keep: what of a block's tokens the loss needs.
+        class_token: whether the loss needs first tokens, or means over all.
         pool: memory shared with other captures.
         turns: of all captures in that memory.
     """
@@ -132,7 +144,7 @@ class StepCapture:
         pixels: Tensor,
         rows: Rows,
         row: int,
-        keep: Callable[[Tensor], Tensor],
+        class_token: bool,
         pool: Any,
         turns: Turns,
     ) -> None:
@@ -145,7 +157,7 @@ class StepCapture:
         )
 
         def differentiate() -> Differentiated:
-            now = LearningPass(self.row, rows, shared, own, keep)
+            now = LearningPass(self.row, rows, shared, own, class_token=class_token)
             return work(self.pixels, now, (shared, own))
 
         self.found, self._replay = capture.record(differentiate, pool)
@@ -175,11 +187,11 @@ class StepCaptures:
 
     Args:
         work: differentiates, given pixels, a pass and the branches.
-        keep: what of a block's tokens the loss needs.
+        class_token: whether the loss needs first tokens, or means over all.
     """
 
-    def __init__(self, work: Work, keep: Callable[[Tensor], Tensor]) -> None:
-        self._work, self._keep = work, keep
+    def __init__(self, work: Work, *, class_token: bool) -> None:
+        self._work, self._class_token = work, class_token
         self._kept: dict[Size, StepCapture] = {}
         self._room: Rows | None = None
         self._sizes, self._turns = Sizes(), Turns()
@@ -218,7 +230,7 @@ class StepCaptures:
         try:
             self._turns.begin(pixels.device)
             return StepCapture(
-                self._work, groups, pixels, rows, row, self._keep, self._pool, self._turns
+                self._work, groups, pixels, rows, row, self._class_token, self._pool, self._turns
             )
         except RuntimeError as error:  # a model that asks the host for numbers cannot be captured
             self.refused = str(error)

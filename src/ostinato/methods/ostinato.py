@@ -119,7 +119,7 @@ class Ostinato(Counted):
         branches, changed = Borrowed(self._new_branches), Borrowed(self._taken_over)
         self.bank = self.track("bank", DomainBank(branches, config, changed, places))
         self.publisher = self._publisher()
-        self.captures, self.step_captures = self._captures(), self._step_captures()
+        self._open_captures()
         self.queue: list[tuple[Tensor, Tensor, Tensor | None]] = []
         self._made: dict[int, Tensor] = {}
         self.version = Version(0, self.router.view())
@@ -131,12 +131,12 @@ class Ostinato(Counted):
         return Hooks(self.model.base, self.targets, widths)
 
     def __getstate__(self) -> dict[str, Any]:
-        left_out = ("captures", "step_captures")  # a copy makes its own
+        left_out = ("captures", "step_captures", "narrowed")  # a copy makes its own
         return {name: v for name, v in super().__getstate__().items() if name not in left_out}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self.captures, self.step_captures = self._captures(), self._step_captures()
+        self._open_captures()
 
     # One batch.
 
@@ -359,7 +359,7 @@ class Ostinato(Counted):
         self.statistics = self.statistics.to(device)
         self._initial = self._initial.to(device)
         self.publisher = self._publisher()
-        self.captures, self.step_captures = self._captures(), self._step_captures()
+        self._open_captures()
         self.bank.import_state(self.bank.export_state())
 
     def release(self) -> None:

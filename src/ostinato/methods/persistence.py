@@ -8,6 +8,7 @@ from typing import Any, ClassVar, TypeVar
 
 from ostinato.errors import StateError
 from ostinato.models import VisionModel
+from ostinato.ops.allocator import give_back
 from ostinato.ops.expect import Expected, check_state, check_taken, declared
 from ostinato.ops.snapshot import State, Stateful, load_state, save_state
 from ostinato.ops.trainable import Weights
@@ -95,6 +96,8 @@ class Persistent:
                 parts[name] = state if buffers or without is None else without(state)
             whole = State.join(parts).clone()
         save_state(path, whole, self._header())
+        del whole, parts
+        give_back()
 
     def load(self, path: str | Path) -> None:
         """Continue from a file; on any error nothing has changed."""
@@ -113,6 +116,8 @@ class Persistent:
             shown = ", ".join(f"{k} = {given.get(k)!r}, here {own.get(k)!r}" for k in different)
             raise StateError(f"{path} was saved with other settings: {shown}.")
         self.import_state(state)
+        del state
+        give_back()
 
     def _first_state(self) -> State:
         parts = {}

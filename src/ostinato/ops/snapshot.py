@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any, Protocol, Self
 
 import torch
-from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor
 
 from ostinato.errors import StateError
 from ostinato.ops.expect import Expected, Like, check_finite, count, like, listed, optional
 from ostinato.ops.files import write_atomically
+from ostinato.ops.tensors import read_tensors
 
 FORMAT = "ostinato-state"
 VERSION = 1
@@ -158,10 +158,7 @@ def load_state(path: str | Path) -> tuple[State, dict[str, Any]]:
     if not path.is_file():
         raise StateError(f"There is no state file {path}.")
     try:
-        with safe_open(str(path), framework="pt") as file:
-            meta = file.metadata() or {}
-            # Copies: what the reader gives is the file itself, mapped into memory.
-            tensors = {key: file.get_tensor(key).clone() for key in file.keys()}  # noqa: SIM118
+        tensors, meta = read_tensors(path)
         digest = _digest(tensors, meta)
     except Exception as error:  # whatever a foreign or damaged file makes the reader raise
         raise StateError(f"{path} is truncated or damaged ({error}); use another copy.") from None

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import save
 from torch import Tensor, nn
 
@@ -23,6 +23,7 @@ from ostinato.ops.colours import three_colours
 from ostinato.ops.files import write_atomically
 from ostinato.ops.gather import Gatherer
 from ostinato.ops.moments import BlockMoments
+from ostinato.ops.tensors import read_tensors
 from ostinato.ops.whitening import PLACING, WIDE, Content
 
 FORMAT = "ostinato-statistics"
@@ -115,11 +116,8 @@ class SourceStatistics:
                 "ostinato.collect_statistics(model, images).save(path)."
             )
         try:
-            with safe_open(str(path), framework="pt") as file:
-                meta = file.metadata() or {}
-                # Copies: what the reader gives is the file itself, mapped into memory.
-                tensors = {key: file.get_tensor(key).clone() for key in file.keys()}  # noqa: SIM118
-        except (SafetensorError, OSError) as error:
+            tensors, meta = read_tensors(path)
+        except (SafetensorError, OSError, KeyError, ValueError) as error:
             raise MissingResource(f"{path} is truncated or damaged ({error}).") from None
         if meta.get("format") != FORMAT:
             raise MissingResource(f"{path} holds no source statistics that Ostinato saved.")
@@ -217,20 +215,29 @@ def collect(
     )
 
 
-def alignment(
-    batch: Sequence[tuple[Tensor, Tensor]], source: SourceStatistics, std_weight: float = 1.0
-) -> Tensor:
+def alignment(features: Sequence[Tensor], source: SourceStatistics) -> Tensor:
     """Mean over blocks of ‖batch mean − source mean‖ + ‖batch std − source std‖.
 
+    Blocks of one width are taken at once: a few operators in place of some for every block.
+
+    Args:
+        features: of every block, (B, D) each.
+        source: statistics of the source's.
+
     >>> source = SourceStatistics((torch.zeros(2),), (torch.ones(2),), images=10)
-    >>> float(alignment([(torch.tensor([3.0, 4.0]), torch.ones(2))], source))
-    5.0
+    >>> batch = torch.tensor([[3.0, 4.0], [3.0, 4.0]])  # its mean is 5 away, its deviation √2
+    >>> round(float(alignment([batch], source)), 4)
+    6.4142
     """
-    terms = [
-        torch.linalg.vector_norm(mean - m) + std_weight * torch.linalg.vector_norm(std - s)
-        for (mean, std), m, s in zip(batch, source.means, source.stds, strict=True)
-    ]
-    return torch.stack(terms).mean()
+    widths = [feature.shape[1] for feature in features]
+    terms = []
+    for width in dict.fromkeys(widths):
+        alike = [k for k, other in enumerate(widths) if other == width]
+        found = torch.stack([features[k] for k in alike]).float()
+        for values, known in ((found.mean(1), source.means), (found.std(1), source.stds)):
+            wanted = torch.stack([known[k] for k in alike])
+            terms.append(torch.linalg.vector_norm(values - wanted, dim=1))
+    return torch.cat(terms).sum() / len(widths)
 
 
 def check_fits(statistics: SourceStatistics, blocks: int, fingerprint: str = "") -> None:

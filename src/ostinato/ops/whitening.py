@@ -90,7 +90,8 @@ class Content:
         """
         with torch.inference_mode(False):  # they are kept, so they must be usable anywhere
             mean, scale, turn, centre, whiten = (getattr(self, name).double() for name in PLACING)
-            return -(mean / scale) @ turn, turn / scale[:, None], -centre @ whiten, whiten
+            turned, whitened = -(mean / scale) @ turn, -centre @ whiten
+            return turned, (turn / scale[:, None]).contiguous(), whitened, whiten.contiguous()
 
 
 def bend(values: Tensor) -> Tensor:

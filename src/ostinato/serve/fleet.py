@@ -31,12 +31,10 @@ from ostinato.serve.settings import Settings, check_name
 from ostinato.serve.snapshots import sweep, whole_states
 from ostinato.serve.store import SnapshotRow, StorageError, Store, StreamRow
 from ostinato.serve.stream import Entry, Stream
+from ostinato.serve.unwritten import Promise
 from ostinato.serve.watch import UNDONE
 from ostinato.serve.writer import SnapshotJob, Writer
 
-EARLY = 0.5
-"""Share of the seconds that may be lost after which a state is written: updates and disks take
-their time, and what is older than all of the seconds must be there."""
 AGAIN = 5.0
 """Seconds after which a snapshot that failed is tried again."""
 
@@ -69,6 +67,7 @@ class Fleet:
         self.threads = settings.threads or max(1, (os.cpu_count() or 2) // 2)
         self.store = store or Store(settings.data)
         self.metrics = Metrics(self)
+        self.promise = Promise(settings.snapshots.seconds)
         self.writer = writer or Writer(
             self.store,
             keep=settings.snapshots.keep,
@@ -92,6 +91,7 @@ class Fleet:
             learned=self._learned,
             failed=self._failed,
             tick=self._tick,
+            hold=self._writing_lags,
             threads=self.threads,
             device=served.model.device,
         )
@@ -210,7 +210,8 @@ class Fleet:
                 continue
             stream.met = type(stream.met)(header["stream"]["sequences"])
             stream.learned, parent = int(header["stream"]["learned"]), found.version
-            stream.dirty, stream.saved = 0, found.made
+            stream.unwritten.clear()
+            stream.saved = found.made
             break
         last = self.store.rows(
             "SELECT body FROM events WHERE stream = ? AND kind = 'learned' "
@@ -256,6 +257,7 @@ class Fleet:
     def _learned(
         self, stream: Stream, entry: Entry, events: tuple[str, ...], seconds: float
     ) -> None:
+        self.promise.learned(seconds)
         if self.settings.record:
             self._keep_input(stream, entry)
         self.writer.event(
@@ -314,26 +316,51 @@ class Fleet:
 
     def _tick(self, learning: Stream | None) -> None:
         """Write what is due; the stream that is learning is not in one piece at this moment."""
-        now, most = time.monotonic(), EARLY * self.settings.snapshots.seconds
+        early, most = self.promise.early(self._unwritten()), self.settings.snapshots.updates
         for stream in list(self.streams.values()):
-            due = stream.dirty and now - stream.changed >= most
-            if stream is not learning and (due or stream.dirty >= self.settings.snapshots.updates):
+            if stream is learning or not stream.dirty:
+                continue
+            if stream.dirty >= most or stream.unwritten.waits() >= early:
                 self.snapshot(stream)
+
+    def _unwritten(self) -> int:
+        """Streams with updates that are not on disk, but could be."""
+        now = time.monotonic()
+        return sum(
+            bool(stream.unwritten) and self._retry.get(stream.id, 0.0) <= now
+            for stream in list(self.streams.values())
+        )
+
+    def _writing_lags(self) -> bool:
+        """Whether learning waits for the writer, which then gets everything that is unwritten.
+
+        It does not wait where nothing can be written: that may take long.
+        """
+        if self.writer.trouble is not None:
+            return False
+        if not self.promise.lags(self._unwritten(), self.writer.oldest()):
+            return False
+        for stream in list(self.streams.values()):
+            if stream.dirty:
+                self.snapshot(stream)
+        return True
 
     def snapshot(self, stream: Stream, name: str | None = None) -> Future[SnapshotRow] | None:
         """Hand the state as it is now to the writer; None while a failed one waits its turn."""
         if name is None and time.monotonic() < self._retry.get(stream.id, 0.0) and self.ready:
             return None
         state, header = stream.capture(images=self.settings.snapshots.images)
-        count, stream.dirty = stream.dirty, 0
-        job = SnapshotJob(stream.id, state, header, name)
+        handed, unwritten = stream.unwritten.hand(), stream.unwritten
+        job = SnapshotJob(stream.id, state, header, name, since=handed.since)
 
         def finished(row: SnapshotRow) -> None:
             stream.saved = row.made
+            unwritten.written(handed)
+            self.promise.wrote(self.promise.clock() - job.began)
 
         def done(future: Future[SnapshotRow]) -> None:
             if not future.cancelled() and future.exception() is not None:
-                stream.dirty += count
+                unwritten.failed(handed)
                 self._retry[stream.id] = time.monotonic() + AGAIN
 
         job.finished = finished

@@ -36,7 +36,9 @@ class Learner:
         busy: whether requests wait for an answer.
         learned: called after every request that was learned from.
         failed: called where learning raised; the stream's state may be half changed.
-        tick: called now and then, also while a stream learns; that one is named.
+        tick: called before every update and now and then, also while a stream learns; that one is
+            named.
+        hold: whether learning has to wait until more is written.
         threads: of its forwards.
         device: of the model.
     """
@@ -49,12 +51,13 @@ class Learner:
         learned: Callable[[Stream, Entry, tuple[str, ...], float], None],
         failed: Callable[[Stream, Exception], None],
         tick: Callable[[Stream | None], None],
+        hold: Callable[[], bool],
         threads: int,
         device: torch.device,
     ) -> None:
         self.budget, self.busy, self.threads = Budget(share), busy, threads
         self._since = 0.0
-        self._learned, self._failed, self._tick = learned, failed, tick
+        self._learned, self._failed, self._tick, self._hold = learned, failed, tick, hold
         self._commands: deque[tuple[Callable[[], object], Future[object]]] = deque()
         self._streams: dict[Stream, None] = {}  # in the order they came
         self._ready = threading.Condition()
@@ -104,28 +107,33 @@ class Learner:
             self._go()
 
     def _go(self) -> None:
-        while True:
-            with self._ready:
-                if not (self._commands or self._streams or self._stopping):
-                    self._ready.wait(TICK)
-                if self._stopping:
-                    break
-                command = self._commands.popleft() if self._commands else None
-                stream = None if command else next(iter(self._streams), None)
-                if stream is not None:
-                    del self._streams[stream]
-            try:
-                if command is not None:
-                    _run(*command)
-                elif stream is not None:
-                    self._since = time.perf_counter()
-                    self.give_way()
-                    self._teach(stream)
-            except Exception:  # one stream's trouble must not end learning for all
-                logging.getLogger("ostinato.serve").exception("the learner goes on")
-            self._look()
+        while not self._stopping:
+            self.go_on()
         for work, done in self._commands:
             _run(work, done)
+
+    def go_on(self) -> None:
+        """One thing: what an operator asked for, or one request of a stream."""
+        with self._ready:
+            if not (self._commands or self._streams or self._stopping):
+                self._ready.wait(TICK)
+            if self._stopping:
+                return
+            command = self._commands.popleft() if self._commands else None
+            stream = None if command else next(iter(self._streams), None)
+        try:
+            if command is not None:
+                _run(*command)
+            elif stream is not None:
+                self._since = time.perf_counter()
+                self.give_way()
+                if self._written():
+                    with self._ready:
+                        self._streams.pop(stream, None)
+                    self._teach(stream)
+        except Exception:  # one stream's trouble must not end learning for all
+            logging.getLogger("ostinato.serve").exception("the learner goes on")
+        self._look()
 
     def _teach(self, stream: Stream) -> None:
         """One request of a stream, which then goes to the end of the line."""
@@ -161,9 +169,22 @@ class Learner:
             self.budget.wait(PAUSE)
         self._since = time.perf_counter()
 
-    def _look(self) -> None:
+    def _written(self) -> bool:
+        """Before an update: hand over what could get too old meanwhile, and let writing catch up.
+
+        Learning less is better than losing more. False where something else comes first.
+        """
+        self._look(at_once=True)
+        while self._hold():
+            if self._stopping or self._commands:
+                return False
+            time.sleep(10 * PAUSE)
+            self._look(at_once=True)
+        return True
+
+    def _look(self, *, at_once: bool = False) -> None:
         """See what has to be written; an update that takes long must not keep other streams."""
-        if time.monotonic() - self._ticked < TICK:
+        if not at_once and time.monotonic() - self._ticked < TICK:
             return
         self._ticked = time.monotonic()
         try:

@@ -21,6 +21,7 @@ from ostinato.serve.lanes import settle
 from ostinato.serve.record import Record
 from ostinato.serve.sequences import Sequences
 from ostinato.serve.store import StreamRow
+from ostinato.serve.unwritten import Unwritten
 from ostinato.serve.watch import Watch
 
 DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
@@ -81,7 +82,7 @@ class Stream:
         self.met = Sequences()
         self.life, self.number, self.learned = "", 0, 0
         self.skipped = self.lost = self.rollbacks = 0
-        self.dirty, self.changed, self.saved = 0, 0.0, None
+        self.unwritten, self.saved = Unwritten(), None
         self._waiting: deque[Entry] = deque()
         self._lock = threading.Lock()
         self.asked = 0
@@ -89,6 +90,11 @@ class Stream:
         self.begin()
 
     saved: float | None
+
+    @property
+    def dirty(self) -> int:
+        """Updates that nobody has handed to the writer."""
+        return self.unwritten.count
 
     # Any thread.
 
@@ -129,14 +135,9 @@ class Stream:
             self.met.add(entry.sequence)
         self.number += 1
         self.learned += 1
-        self._changed()
+        self.unwritten.changed()
         self.publish()
         return entry, events
-
-    def _changed(self) -> None:
-        if not self.dirty:
-            self.changed = time.monotonic()
-        self.dirty += 1
 
     def publish(self) -> None:
         """Let the state as it is now answer."""
@@ -156,7 +157,7 @@ class Stream:
         """Start a new life from the state as it is now; what waits belongs to the old one."""
         self.drop_waiting()
         self.life, self.number = new_life(self.life), 0
-        self._changed()
+        self.unwritten.changed()
         self.publish()
 
     def drop_waiting(self) -> None:

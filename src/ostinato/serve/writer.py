@@ -49,12 +49,20 @@ def append_whole(log: str, lines: bytes) -> None:
 
 @dataclass
 class SnapshotJob:
-    """A state to be written; `done` tells its row."""
+    """A state to be written; `done` tells its row.
+
+    Attributes:
+        since: when the oldest update happened that is in it and not on disk, by the monotonic
+            clock. The state with the oldest one is written first.
+        began: when its turn came.
+    """
 
     stream: int
     state: State
     header: dict[str, Any]
     name: str | None = None
+    since: float = field(default_factory=time.monotonic)
+    began: float = 0.0
     finished: Callable[[SnapshotRow], None] | None = None
     done: Future[SnapshotRow] = field(default_factory=Future)
 
@@ -84,6 +92,7 @@ class Writer:
         self.dropped = 0
         self._rows: deque[Row] = deque()
         self._jobs: deque[SnapshotJob] = deque()
+        self._job: SnapshotJob | None = None  # the one that is being written
         self._lines: deque[bytes] = deque(maxlen=PENDING)  # for the log
         self._ready = threading.Condition()
         self._stopping = self._idle = False
@@ -124,8 +133,15 @@ class Writer:
                 for old in waiting:
                     self._jobs.remove(old)
                     old.done.cancel()
+                    job.since = min(job.since, old.since)  # it does not go to the end of the line
             self._jobs.append(job)
             self._ready.notify()
+
+    def oldest(self) -> float:
+        """Seconds since the oldest update that waits to be written, or is being written."""
+        with self._ready:
+            since = [job.since for job in (*self._jobs, self._job) if job is not None]
+            return time.monotonic() - min(since) if since else 0.0
 
     def forget(self, stream: int) -> None:
         """A stream is gone: nothing of it is to be written any more."""
@@ -156,6 +172,14 @@ class Writer:
 
     # The thread.
 
+    def _next(self) -> SnapshotJob | None:
+        """Take out the job whose oldest update is the oldest of all."""
+        job = min(self._jobs, key=lambda one: one.since, default=None)
+        if job is not None:
+            self._jobs.remove(job)
+            job.began = time.monotonic()
+        return job
+
     def _work(self) -> None:
         connection: sqlite3.Connection | None = None
         while True:
@@ -167,7 +191,7 @@ class Writer:
                 if self._stopping and not (self._rows or self._jobs):
                     break
                 rows = [self._rows.popleft() for _ in range(min(len(self._rows), 1000))]
-                job = self._jobs.popleft() if self._jobs else None
+                job = self._job = self._next()
             try:
                 connection = connection or self.store.connect()
                 if rows:
@@ -176,12 +200,13 @@ class Writer:
                     rows = []
                 if job is not None:
                     self.write_job(connection, job)
+                self._job = None
                 self._write_lines()
                 self.trouble = None
             except (sqlite3.Error, OSError, StateError) as error:
                 if connection is not None:
                     connection.close()
-                connection = None
+                connection = self._job = None
                 self._give_back(rows, job, error)
         if connection is not None:
             connection.close()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from statistics import median
 from typing import Any
 
 from ostinato.data.stand_ins import STAND_IN_NOTE
+from ostinato.methods._ostinato_parts import OstinatoConfig
 from ostinato.registry import TABLES
 from ostinato.tables.table import Measure, Part, Table, Variant
 from ostinato.tables.tables import EMBEDDED, METHODS_FULL, VIT
@@ -95,6 +97,8 @@ def _without(label: str, preset: str = "robust", **settings: Any) -> Variant:
 
 
 ABLATED = (RECURRING, PARTS[1])
+MIDDLE = median(OstinatoConfig().shares)
+"""The share that every domain starts with."""
 _OBJECTIVE = Table(
     "ablation-objective",
     "What each part of `robust` earns: mean error in percent",
@@ -116,7 +120,7 @@ _OBJECTIVE = Table(
         _without("without a bound on entropy", kappa=1.0),
         _without("without forgetting", keep=0.0),
         _without("one expert for all", max_domains=1),
-        _without("one share for all domains", shares=(0.2,)),
+        _without("one share for all domains", shares=(MIDDLE,)),
         _without("without trust", trust=False),
         _without("told the true domains", true_domains=True),
         _without("answers from earlier images alone", count_in=False),

@@ -3,9 +3,10 @@
 The paper's method (AAAI 2026), with two presets:
 
 - ``paper``: the paper's settings, read literally: entropy of confident predictions, plain
-  distance rule, lr 1e-5, and no guard, since the paper has none;
+  distance rule, lr 1e-5, no guard and no bound on domains, since the paper has neither;
 - ``source-free``: the same objective at a somewhat larger rate, domains founded on enough images,
-  and a guard against collapse. The defaults, and what `adapt` takes without source statistics.
+  at most 32 of them, of which the nearest two merge to make room, and a guard against collapse.
+  The defaults, and what `adapt` takes without source statistics.
 
 The guard rolls an expert whose predictions lose their diversity back to its last good snapshot,
 and the shared branch to its own; from then on that domain alone learns more slowly. A guard that
@@ -54,7 +55,8 @@ class DualExpert(Method):
         tasks=frozenset({"classification", "segmentation"}),
         differences=(
             "distance is a mean over dimensions; kappa is relative to ln C; 'source-free' adds a "
-            "sampling correction, domains founded on 25 images and a collapse guard"
+            "sampling correction, domains founded on 25 images, a bound of 32 on them and a "
+            "collapse guard"
         ),
         own=True,
         annealed=frozenset({"paper"}),
@@ -150,15 +152,27 @@ class DualExpert(Method):
         return self.pool.count("shared") + domains * self.pool.count("domain")
 
     def details(self) -> list[str]:
-        """Branch sizes and domains so far."""
+        """Branch sizes, domains so far, and what they take."""
         total = sum(p.numel() for p in self._flags.parameters())
         shared, domain = self.pool.count("shared"), self.pool.count("domain")
+        bound, each = self.config.max_domains, self.bytes_each() / 2**20
+        most = f" of at most {bound}" if bound else ", without bound as in the paper"
+        takes = f", at most {bound * each:.1f} MB in all" if bound else ""
         return [
             f"  shared branch    {shared / 1e6:.3f} M = {100 * shared / total:.2f} %",
             f"  each domain      {domain / 1e6:.3f} M = {100 * domain / total:.2f} %",
             f"  experts in       {len(self.pool.layers)} feed-forward layers",
-            f"  domains so far   {len(self.pool.domains)}",
+            f"  domains so far   {len(self.pool.domains)}{most}",
+            f"  memory           {each:.2f} MB for each domain's experts, with their optimizer"
+            f"{' and a snapshot' if self.config.guard else ''}{takes}",
         ]
+
+    def bytes_each(self) -> int:
+        """Bytes that a domain's experts take at most: parameters, optimizer and snapshot."""
+        gathered = {"adam": 2, "adamw": 2, "sgd": 1 if self.config.momentum else 0}
+        copies = 1 + gathered[self.config.optimizer]
+        size = 8 if self.model.dtype == torch.float64 else 4
+        return self.pool.count("domain") * size * copies * (2 if self.config.guard else 1)
 
     def _make_optimizer(self, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
         config = self.config

@@ -30,8 +30,10 @@ class DualExpertConfig(MethodConfig):
     kappa: float = Field(0.4, gt=0, description="entropy above which a prediction is left out")
     kappa_unit: EntropyUnit = Field("relative", description="kappa times ln C, or kappa in nats")
     predict: Literal["before", "after"] = Field("before", description="prediction's time")
-    max_domains: int | None = Field(None, ge=1, description="bound on kept domains")
-    retire: Literal["lru", "merge"] = Field("lru", description="how the bound is kept")
+    max_domains: int | None = Field(32, ge=1, description="bound on kept domains; none: no bound")
+    retire: Literal["lru", "merge"] = Field(
+        "merge", description="at the bound: merge the nearest two, or forget the least used"
+    )
     offload: bool = Field(False, description="keep inactive domains on the CPU")
     guard: bool = Field(True, description="roll collapsing experts back")
     guard_window: int = Field(256, ge=1, description="images a diversity estimate rests on")
@@ -47,6 +49,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "lr": 1e-5,
         "discriminator": {"correction": False, "threshold": 0.15, "evidence": 1},
         "guard": False,
+        "max_domains": None,  # the paper has no bound
     },
     "source-free": {},  # the defaults
 }

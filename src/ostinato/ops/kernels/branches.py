@@ -6,20 +6,17 @@ all domains share and for that of each image's row; the source's images (row 0) 
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.autograd.function import once_differentiable
-from torch.nn import functional as F
 
-from ostinato.ops.kernels.maps import Tiles, _on, padded, precision
+from ostinato.ops.kernels.cuts import Exactness, Tiles, exactness, on_device, padded
 
-TILES = {2: Tiles(64, 64, 4, 3), 4: Tiles(32, 32, 4, 2)}
+TILES = {2: Tiles(64, 64, 4, 3, 3), 4: Tiles(32, 32, 4, 2, 2)}
 """By the size of a product's numbers in bytes."""
-TORCH = {tl.float32: torch.float32, tl.bfloat16: torch.bfloat16, tl.float16: torch.float16}
 
 
 class Pair(NamedTuple):
@@ -30,7 +27,8 @@ class Pair(NamedTuple):
 
 
 @triton.jit
-def _gelu(x):
+def gelu(x):
+    """In its exact form."""
     return 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
 
 
@@ -62,7 +60,7 @@ def _branches(z, y, index, shared_down, shared_up, down, up, tokens, pieces,
               shared_down_r, shared_down_k, shared_down_n, shared_up_r, shared_up_k, shared_up_n,
               down_r, down_k, down_n, up_r, up_k, up_n,
               WIDTH: tl.constexpr, SHARED: tl.constexpr, RANK: tl.constexpr,
-              ALL: tl.constexpr, KIND: tl.constexpr, EXACT: tl.constexpr,
+              ALL: tl.constexpr, KIND: tl.constexpr, EXACT: tl.constexpr, AHEAD: tl.constexpr,
               BM: tl.constexpr, BK: tl.constexpr, BS: tl.constexpr, BR: tl.constexpr):  # fmt: skip
     """Some tokens of one image. A rank of 0 leaves a branch out; `ALL` counts the source in."""
     tiles = tl.cdiv(tokens, BM)
@@ -85,14 +83,16 @@ def _branches(z, y, index, shared_down, shared_up, down, up, tokens, pieces,
         if RANK > 0:
             own = _inner(own, one, down, row, features, known, down_r,
                          down_k, down_n, RANK, BR, KIND, EXACT)  # fmt: skip
-    common = _gelu(common)
+    common = gelu(common)
     if not ALL:
         common = tl.where(row > 0, common, 0.0)
     common = common.to(KIND)
-    own = _gelu(own).to(KIND)
-    for k in range(0, WIDTH, BK):
+    own = gelu(own).to(KIND)
+    for k in tl.range(0, WIDTH, BK, num_stages=AHEAD):
         features = k + tl.arange(0, BK)
         known = features < WIDTH
+        mask = here[:, None] & known[None]
+        before = tl.load(z + place[:, None] * z_n + features[None] * z_d, mask=mask, other=0.0)
         total = tl.zeros((BM, BK), tl.float32)
         if SHARED > 0:
             total = _outer(total, common, shared_up, row, features, known, shared_up_r,
@@ -100,8 +100,6 @@ def _branches(z, y, index, shared_down, shared_up, down, up, tokens, pieces,
         if RANK > 0:
             total = _outer(total, own, up, row, features, known, up_r,
                            up_k, up_n, RANK, BR, KIND, EXACT)  # fmt: skip
-        mask = here[:, None] & known[None]
-        before = tl.load(z + place[:, None] * z_n + features[None] * z_d, mask=mask, other=0.0)
         total += before.to(tl.float32)
         tl.store(y + place[:, None] * y_n + features[None] * y_d,
                  total.to(y.dtype.element_ty), mask=mask)  # fmt: skip
@@ -116,88 +114,34 @@ def fed_rows(tokens: Tensor, index: Tensor, shared: Pair | None, own: Pair | Non
         shared: the branch of all rows but the source's.
         own: the branches, a row each.
     """
-    return _launched(tokens, index, shared, own, precision(tokens), everywhere=False)
+    return launched(tokens, index, shared, own, exactness(tokens), everywhere=False)
 
 
-def fed_by_two(tokens: Tensor, index: Tensor, shared: Pair, own: Pair, scale: float) -> Tensor:
-    """Tokens of one domain with what both its branches add, times `scale`; can be differentiated.
-
-    Args:
-        tokens: a feed-forward network's output.
-        index: (1,) any row; branches are given.
-        shared: the branch that it shares.
-        own: its own.
-        scale: of what is added.
-    """
-    how = precision(tokens)
-    fed: Tensor = _Fed.apply(tokens, *shared, *own, index, scale, how)
-    return fed
-
-
-class _Fed(torch.autograd.Function):
-    """Both branches of one domain, with gradients by tokens and by all four matrices."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        tokens: Tensor,
-        shared_down: Tensor,
-        shared_up: Tensor,
-        down: Tensor,
-        up: Tensor,
-        index: Tensor,
-        scale: float,
-        how: Any,
-    ) -> Tensor:
-        half, rank = TORCH[how[0]], shared_down.shape[1]
-        downs = torch.cat([shared_down, down], 1).to(half)
-        ups = (scale * torch.cat([shared_up, up])).to(half)
-        ctx.save_for_backward(tokens, downs, ups)
-        ctx.rest = (rank, scale, up.dtype)
-        shared, own = Pair(downs[:, :rank], ups[:rank]), Pair(downs[:, rank:], ups[rank:])
-        return _launched(tokens, index, shared, own, how, everywhere=True)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        tokens, downs, ups = ctx.saved_tensors
-        rank, scale, kind = ctx.rest
-        ranks = [rank, len(ups) - rank]
-        z, g = (one.reshape(-1, one.shape[-1]).to(downs.dtype) for one in (tokens, grad))
-        before = z @ downs
-        by_hidden = torch.ops.aten.gelu_backward(g @ ups.mT, before)
-        by_downs = (z.mT @ by_hidden).to(kind).split(ranks, 1)
-        by_ups = (scale * (F.gelu(before).mT @ g).to(kind)).split(ranks)
-        by_tokens = None
-        if ctx.needs_input_grad[0]:
-            by_tokens = (grad + (by_hidden @ downs.mT).view(grad.shape)).to(tokens.dtype)
-        return by_tokens, by_downs[0], by_ups[0], by_downs[1], by_ups[1], None, None, None
-
-
-def _launched(
+def launched(
     tokens: Tensor,
     index: Tensor,
     shared: Pair | None,
     own: Pair | None,
-    how: tuple[Any, str],
+    exact: Exactness,
     *,
     everywhere: bool,
 ) -> Tensor:
+    """Run the kernel; `everywhere`: row 0 is a row like any other."""
     fed = torch.empty_like(tokens)
     count, length, width = tokens.shape
     if not tokens.numel():
         return fed
-    kind, exact = how
-    tiles = TILES[4 if kind is tl.float32 else 2]
+    tiles = TILES[exact.size]
     ranks = [0 if pair is None else pair.down.shape[-1] for pair in (shared, own)]
     four = [*(shared or (tokens, tokens)), *(own or (tokens, tokens))]  # a rank of 0 reads none
-    with _on(tokens):
+    with on_device(tokens):
         _branches[(triton.cdiv(length, tiles.tokens) * count,)](
             tokens, fed, index, *four, length, count // len(index),
             *tokens.stride(), *fed.stride(), *(step for one in four for step in _strides(one)),
-            WIDTH=width, SHARED=ranks[0], RANK=ranks[1], ALL=everywhere, KIND=kind, EXACT=exact,
-            BM=tiles.tokens, BK=tiles.features, BS=padded(ranks[0]), BR=padded(ranks[1]),
-            num_warps=tiles.warps, num_stages=tiles.stages,
+            WIDTH=width, SHARED=ranks[0], RANK=ranks[1], ALL=everywhere, KIND=exact.kind,
+            EXACT=exact.single, AHEAD=tiles.ahead, BM=tiles.tokens, BK=tiles.features,
+            BS=padded(ranks[0]), BR=padded(ranks[1]),
+            num_warps=tiles.warps, num_stages=tiles.stages, enable_fp_fusion=True,
         )  # fmt: skip
     return fed
 

@@ -14,10 +14,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ostinato.ops.kernels.maps import _on
+from ostinato.ops.kernels.cuts import on_device
 
-CELLS, WARPS = 32, 8
-"""Cells of 8 × 8 pixels that a program transforms, and its warps."""
+CELLS, ROUNDS, WARPS = 16, 7, 4
+"""Cells of 8 × 8 pixels that a program transforms at a time, how often, and its warps."""
 PIXELS, TURNS = 1024, 4
 """Pixels that a program counts at a time, and how often."""
 SUMS, COUNTS = 256, 120
@@ -93,42 +93,59 @@ def _count(pixels, notes, edges, height, width, tiles, p_b, p_c, p_h, p_w,
 
 
 @triton.jit
-def _sums(notes, plane, bank, whole, WIDTH: tl.constexpr):
-    """Leave sums of a transform's sizes and of their squares; gives the sizes."""
+def _sizes(plane, bank, whole, WIDTH: tl.constexpr):
+    """Sizes of a cosine transform's responses; 0 for cells that are not whole."""
     ranks = tl.arange(0, WIDTH)
     basis = tl.load(bank + ranks[:, None] * WIDTH + ranks[None])
-    size = tl.abs(tl.dot(tl.where(whole, plane, 0.0), basis, input_precision="ieee"))
-    tl.store(notes + ranks, tl.sum(size, 0))
-    tl.store(notes + WIDTH + ranks, tl.sum(size * size, 0))
-    return size
+    return tl.abs(tl.dot(tl.where(whole, plane, 0.0), basis, input_precision="ieee"))
+
+
+@triton.jit
+def _put_sums(notes, sizes, squares, WIDTH: tl.constexpr):
+    tl.store(notes + tl.arange(0, WIDTH), tl.sum(sizes, 0))
+    tl.store(notes + WIDTH + tl.arange(0, WIDTH), tl.sum(squares, 0))
 
 
 @triton.jit
 def _transform(pixels, notes, grey_bank, colour_bank, height, width, tiles, p_b, p_c, p_h, p_w,
-               SUMS: tl.constexpr, BC: tl.constexpr, LIMIT: tl.constexpr,
+               SUMS: tl.constexpr, BC: tl.constexpr, TURNS: tl.constexpr, LIMIT: tl.constexpr,
                R: tl.constexpr, G: tl.constexpr, B: tl.constexpr):  # fmt: skip
     """Cosine transforms of some cells of one image: grey by cell, colours by its quarters.
 
     A cell's pixels go quarter by quarter, so that quarters are rows of the same tensor.
     """
     pixels += (tl.program_id(0) // tiles).to(tl.int64) * p_b
-    notes += tl.program_id(0).to(tl.int64) * SUMS
     columns = tl.cdiv(width, 8)
-    cell = (tl.program_id(0) % tiles) * BC + tl.arange(0, BC)
-    top, left = (cell // columns * 8)[:, None], (cell % columns * 8)[:, None]
     quarter, rest = tl.arange(0, 64) // 16, tl.arange(0, 64) % 16
-    y = top + (quarter // 2 * 4 + rest // 4)[None]
-    x = left + (quarter % 2 * 4 + rest % 4)[None]
-    inside = (y < height) & (x < width)
-    at = pixels + y * p_h + x * p_w
-    _red, _green, _blue, grey, first, second = _planes(at, p_c, inside, R, G, B)
-    whole = (top + 8 <= height) & (left + 8 <= width)
-    size = _sums(notes, grey, grey_bank, whole, 64)
-    absent = tl.sum(tl.where((size < LIMIT) & whole, 1.0, 0.0), 0)
-    tl.store(notes + 128 + tl.arange(0, 64), absent)
-    whole = (tl.sum(tl.reshape(inside.to(tl.int32), (BC * 4, 16)), 1) == 16)[:, None]
-    _sums(notes + 192, tl.reshape(first, (BC * 4, 16)), colour_bank, whole, 16)
-    _sums(notes + 224, tl.reshape(second, (BC * 4, 16)), colour_bank, whole, 16)
+    down, right = (quarter // 2 * 4 + rest // 4)[None], (quarter % 2 * 4 + rest % 4)[None]
+    sizes, squares = tl.zeros((BC, 64), tl.float32), tl.zeros((BC, 64), tl.float32)
+    absent = tl.zeros((BC, 64), tl.float32)
+    sizes_1, squares_1 = tl.zeros((BC * 4, 16), tl.float32), tl.zeros((BC * 4, 16), tl.float32)
+    sizes_2, squares_2 = tl.zeros((BC * 4, 16), tl.float32), tl.zeros((BC * 4, 16), tl.float32)
+    for turn in range(TURNS):
+        cell = ((tl.program_id(0) % tiles) * TURNS + turn) * BC + tl.arange(0, BC)
+        top, left = (cell // columns * 8)[:, None], (cell % columns * 8)[:, None]
+        y, x = top + down, left + right
+        inside = (y < height) & (x < width)
+        at = pixels + y * p_h + x * p_w
+        _red, _green, _blue, grey, first, second = _planes(at, p_c, inside, R, G, B)
+        whole = (top + 8 <= height) & (left + 8 <= width)
+        size = _sizes(grey, grey_bank, whole, 64)
+        sizes += size
+        squares += size * size
+        absent += tl.where((size < LIMIT) & whole, 1.0, 0.0)
+        full = (tl.sum(tl.reshape(inside.to(tl.int32), (BC * 4, 16)), 1) == 16)[:, None]
+        size_1 = _sizes(tl.reshape(first, (BC * 4, 16)), colour_bank, full, 16)
+        sizes_1 += size_1
+        squares_1 += size_1 * size_1
+        size_2 = _sizes(tl.reshape(second, (BC * 4, 16)), colour_bank, full, 16)
+        sizes_2 += size_2
+        squares_2 += size_2 * size_2
+    notes += tl.program_id(0).to(tl.int64) * SUMS
+    _put_sums(notes, sizes, squares, 64)
+    tl.store(notes + 128 + tl.arange(0, 64), tl.sum(absent, 0))
+    _put_sums(notes + 192, sizes_1, squares_1, 16)
+    _put_sums(notes + 224, sizes_2, squares_2, 16)
 
 
 @triton.jit
@@ -235,15 +252,15 @@ def described(
     if not count:
         return found
     cells = triton.cdiv(height, 8) * triton.cdiv(width, 8)
-    tiles = triton.cdiv(cells, CELLS), triton.cdiv(height * width, PIXELS * TURNS)
+    tiles = triton.cdiv(cells, CELLS * ROUNDS), triton.cdiv(height * width, PIXELS * TURNS)
     sums = pixels.new_empty(count * tiles[0], SUMS)
     counts = pixels.new_empty(count * tiles[1], COUNTS)
     named = {"R": luma[0], "G": luma[1], "B": luma[2]}
-    with _on(pixels):
+    with on_device(pixels):
         # Fused multiplications would round grey otherwise than the plain version does.
         _transform[(count * tiles[0],)](
             pixels, sums, *banks, height, width, tiles[0], *pixels.stride(), SUMS=SUMS,
-            BC=CELLS, LIMIT=limit, **named,
+            BC=CELLS, TURNS=ROUNDS, LIMIT=limit, **named,
             num_warps=WARPS, num_stages=1, enable_fp_fusion=False,
         )  # fmt: skip
         _count[(count * tiles[1],)](
@@ -253,6 +270,6 @@ def described(
         )  # fmt: skip
         _finish[(count, 4)](
             sums, counts, found, height, width, *tiles, SUMS=SUMS, COUNTS=COUNTS, FLOOR=floor,
-            BT=32, num_warps=4,
+            BT=32, num_warps=4, enable_fp_fusion=False,
         )  # fmt: skip
     return found
