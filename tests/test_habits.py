@@ -118,3 +118,30 @@ def test_copies_go_on_alike():
     twins = (copy.deepcopy(adapted), pickle.loads(pickle.dumps(adapted)))
     expected = adapted(images(12, 2, 2))
     assert all(torch.equal(twin(images(12, 2, 2)), expected) for twin in twins)
+
+
+class Holder(torch.nn.Module):
+    """What Lightning and others make of a model: a part of a module that predicts loaders."""
+
+    def __init__(self, adapted):
+        super().__init__()
+        self.adapted = adapted
+
+    def predict_step(self, batch):
+        return self.adapted(batch[0]).argmax(1)
+
+
+@pytest.mark.parametrize("method", [None, "tent"])
+def test_a_module_that_holds_it_predicts_loaders_and_switches_modes(method):
+    model = build("timm efficientnet")
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    adapted = _adapted(model) if method is None else ostinato.adapt(model, method)
+    holder, shown = Holder(adapted).train(), images(36, 1, 2)
+    twin = copy.deepcopy(adapted)
+    with torch.inference_mode():
+        found = [holder.predict_step(b) for b in DataLoader(TensorDataset(shown), batch_size=12)]
+    assert torch.equal(torch.cat(found), torch.cat([twin(b).argmax(1) for b in shown.split(12)]))
+    assert adapted.last.updated or adapted.bank.domains
+    assert not any(module.training for module in model.modules())
+    back = ostinato.unwrap(adapted)
+    assert all(torch.equal(value, before[name]) for name, value in back.state_dict().items())

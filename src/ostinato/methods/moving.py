@@ -21,6 +21,7 @@ class Moving:
     model: VisionModel
     _lock: threading.RLock
     _detached: bool
+    training: bool
     follows: ClassVar[bool] = False
     """Whether it can go with its model to another device or precision."""
 
@@ -47,6 +48,15 @@ class Moving:
         parent: Any = super()
         parent._apply(fn, recurse)
         self.arrive()
+        return self
+
+    def train(self, mode: bool = True) -> Self:
+        """Say nothing to the model: in training mode it would learn by rules of its own.
+
+        Batch norms would take every batch into the source's statistics. Whoever holds what is
+        adapted, such as a Lightning module, may switch modes as usual.
+        """
+        self.training = mode
         return self
 
     def _replicate_for_data_parallel(self) -> NoReturn:
