@@ -115,7 +115,7 @@ def test_distances_are_those_of_the_run(tmp_path: Path) -> None:
 
 
 def test_the_method_says_how_near_its_maps_bring_a_domain() -> None:
-    """Impulse noise on real images: after its maps a domain lies nearer to the source in late blocks."""
+    """Impulse noise on real images: after its maps a domain lies nearer to the source."""
     images = embedded_images("test")[0][:60]
     adapted = adapt(embedded_model(), statistics=asset_path(STATISTICS), preset="forward-only")
     for part in corrupt(images, "impulse_noise", 5, range(60), constants="cifar").split(20):
