@@ -39,7 +39,7 @@ def test_maps_are_due_ever_more_rarely(images, due):
 def test_shares_are_tried_once_a_domain_lasts():
     config = OstinatoConfig(shares=(0.5, 0.2, 0.4))
     lasting = LASTING * config.enough
-    assert Domain(due=20, images=50).shares_to_try(config) == (0.4,)  # the middle one
+    assert Domain(due=20, images=50).shares_to_try(config) == (0.4, 0.2)  # the middle one first
     assert Domain(due=80, images=99, share=0.2).shares_to_try(config) == (0.2,)
     first = Domain(due=lasting, images=lasting, share=0.4)
     assert first.shares_to_try(config) == config.shares

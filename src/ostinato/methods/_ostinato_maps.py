@@ -57,6 +57,8 @@ class MapMaker(Method):
         for share in domain.shares_to_try(self.config):
             logits, maps = self._passed(judged, Expert(), share)
             tried.append((doubt(likely(logits), likely(source)), share, maps, logits))
+            if tried[-1][0] < TRUSTED and not domain.lasts(self.config.enough):
+                break  # soon is better than best: the others are tried once it lasts
         _, domain.share, domain.maps, logits = min(tried, key=lambda one: one[0])
         answers = likely(logits)
         domain.variety = float(distribution_entropy(answers[-self.config.micro :].mean(0)))

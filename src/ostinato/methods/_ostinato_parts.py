@@ -141,20 +141,26 @@ class Domain:
         """Go back to the maps alone."""
         self.branches, self.temperature = None, 1.0
 
+    def lasts(self, enough: int) -> bool:
+        """Whether it is no longer new."""
+        return self.images >= LASTING * enough
+
     def latest(self, enough: int) -> list[Tensor]:
         """The images that maps are made from: few while the domain is new."""
-        return self.recent if self.images >= LASTING * enough else self.recent[-NEW:]
+        return self.recent if self.lasts(enough) else self.recent[-NEW:]
 
     def shares_to_try(self, config: OstinatoConfig) -> tuple[float, ...]:
-        """The middle one while the domain is new, all of them once it lasts, then the chosen one.
+        """All of them once the domain lasts, then the chosen one.
 
-        A domain that the source answers for is given another chance with all of them.
+        While it is new, the middle one comes first, and lower ones are for where that is not
+        trusted. A domain that the source answers for is given another chance with all of them.
         """
-        middle = sorted(config.shares)[len(config.shares) // 2]
-        lasting = LASTING * config.enough
-        if self.images < lasting or (self.due > lasting and self.share > 0):
-            return (self.share or middle,)
-        return config.shares
+        if not self.lasts(config.enough):
+            shares = sorted(config.shares, reverse=True)
+            start = self.share or shares[len(shares) // 2]
+            return (start, *(share for share in shares if share < start))
+        chosen = self.due > LASTING * config.enough and self.share > 0
+        return (self.share,) if chosen else config.shares
 
     def made(self, enough: int) -> None:
         """The maps were made: when the next ones are due, in images, counted from the first one."""
