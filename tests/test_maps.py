@@ -136,3 +136,10 @@ def test_a_domain_that_took_another_in_makes_its_maps_anew(small, trusting):
     assert domain.due > domain.images
     method.bank.merge(9, number)
     assert method.bank.is_due(number)
+
+
+def test_who_was_trusted_stays_so_where_nothing_speaks_against_it():
+    sure, unsure = torch.tensor([0.9, 0.1]), torch.tensor([0.6, 0.4])
+    some, others = torch.stack([sure, unsure] * 5), torch.stack([unsure, sure] * 5)
+    assert core.doubt(some, others) > 0 > core.doubt(some, others, -core.CHANCE)
+    assert core.doubt(torch.stack([unsure] * 9), torch.stack([sure] * 9), -core.CHANCE) > 0

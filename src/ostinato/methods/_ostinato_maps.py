@@ -17,7 +17,7 @@ from ostinato.ops.statistics import SourceStatistics
 TRUSTED = 0.0
 """Doubt below which a map acts: it has to be surer than the source."""
 CHANCE = 0.5
-"""Standard errors of that difference that count against a map."""
+"""Standard errors of that difference that count against a map, or for one that has been trusted."""
 JUDGED = NEW
 """Latest images that maps are judged on."""
 
@@ -51,12 +51,14 @@ class MapMaker(Method):
         judged = Input(images[-JUDGED:], classes)
         if source is None:
             source, _ = self._passed(judged, None)
+        chance = -CHANCE if domain.share > 0 else CHANCE
         tried: list[tuple[float, float, tuple[BlockMap, ...], Tensor]] = []
         if self.config.trust:
             tried.append((TRUSTED, 0.0, (), source))
         for share in domain.shares_to_try(self.config):
             logits, maps = self._passed(judged, Expert(), share)
-            tried.append((doubt(likely(logits), likely(source)), share, maps, logits))
+            found = doubt(likely(logits), likely(source), chance)
+            tried.append((found, share, maps, logits))
             if tried[-1][0] < TRUSTED and not domain.lasts(self.config.enough):
                 break  # soon is better than best: the others are tried once it lasts
         _, domain.share, domain.maps, logits = min(tried, key=lambda one: one[0])
@@ -96,7 +98,7 @@ def likely(logits: Tensor) -> Tensor:
     return flatten_logits(logits).float().softmax(1)
 
 
-def doubt(answers: Tensor, source: Tensor) -> float:
+def doubt(answers: Tensor, source: Tensor, chance: float = CHANCE) -> float:
     """How much less sure answers are than the source's, in ln C; below `TRUSTED` they act.
 
     The mean difference of entropies, and half of what chance leaves open of it. On tuning images of
@@ -106,12 +108,12 @@ def doubt(answers: Tensor, source: Tensor) -> float:
     Args:
         answers: (items, C) probabilities.
         source: the source's, of the same items.
+        chance: standard errors of the difference that are added to it.
 
     >>> sure, unsure = torch.tensor([[0.99, 0.01]] * 4), torch.tensor([[0.6, 0.4]] * 4)
     >>> doubt(sure, unsure) < 0 < doubt(unsure, sure)
     True
     """
     more = torch.special.entr(answers).sum(1) - torch.special.entr(source).sum(1)
-    chance = more.std() / math.sqrt(max(len(more) - 1, 1))
-    total = more.mean() + CHANCE * chance
+    total = more.mean() + chance * more.std() / math.sqrt(max(len(more) - 1, 1))
     return float(total) / math.log(answers.shape[1])
