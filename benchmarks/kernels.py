@@ -28,7 +28,7 @@ from torchvision.models import get_model
 from ostinato.domains import texture as domain_texture
 from ostinato.experts.routed import Branch
 from ostinato.experts.stack import Layout, Stack, StackPass
-from ostinato.methods._ostinato_step import LearningPass
+from ostinato.methods.ostinato.step import LearningPass
 from ostinato.ops import kernels
 from ostinato.speed.traffic import Traffic
 from ostinato.speed.ways import Setting, make_way, ours, trusting

@@ -265,7 +265,7 @@ class Case:
 
         Random weights are as unsure with a map as without; here maps have to act.
         """
-        with mock.patch("ostinato.methods._ostinato_maps.doubt", return_value=-1.0):
+        with mock.patch("ostinato.methods.ostinato.maps.doubt", return_value=-1.0):
             for domain in (1, 2, 3):
                 for seed in range(3):
                     answers = adapted(images(12, 10 * domain + seed, domain))

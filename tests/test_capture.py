@@ -15,11 +15,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ostinato.api import adapt
 from ostinato.checks import small_model
 from ostinato.experts.stack import StackPass
-from ostinato.methods import _ostinato_capture as capture
-from ostinato.methods import _ostinato_turns as turns
-from ostinato.methods._ostinato_answers import Answers
-from ostinato.methods._ostinato_published import Placed
 from ostinato.methods.base import Input
+from ostinato.methods.ostinato import capture, turns
+from ostinato.methods.ostinato.answers import Answers
+from ostinato.methods.ostinato.published import Placed
 from ostinato.ops import kernels
 from ostinato.speed.ways import trusting
 

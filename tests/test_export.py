@@ -16,7 +16,7 @@ import transformers
 import ostinato
 from ostinato.errors import ConfigError, MissingResource, StateError
 from ostinato.exporting import input_maps
-from ostinato.methods._ostinato_temperature import tempered
+from ostinato.methods.ostinato.temperature import tempered
 from ostinato.ops.features import FeatureTaps
 
 kit = runpy.run_path(str(Path(__file__).with_name("_backbones.py")))

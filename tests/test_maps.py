@@ -10,8 +10,8 @@ import torch
 
 from ostinato.errors import StateError
 from ostinato.experts.routed import EVERY
-from ostinato.methods import _ostinato_maps as core
-from ostinato.methods._ostinato_parts import LASTING, NEW, Domain, OstinatoConfig
+from ostinato.methods.ostinato import maps as core
+from ostinato.methods.ostinato.parts import LASTING, NEW, Domain, OstinatoConfig
 
 kit = runpy.run_path(str(Path(__file__).with_name("_ostinato_small.py")))
 build, shifted, clean_statistics = kit["build"], kit["shifted"], kit["clean_statistics"]

@@ -14,7 +14,7 @@ from ostinato.checks import check_method, small_batches, small_model
 from ostinato.data.corruptions import corrupt
 from ostinato.data.embedded import embedded_images, embedded_model
 from ostinato.errors import ConfigError, MissingResource
-from ostinato.methods import _ostinato_maps as core
+from ostinato.methods.ostinato import maps as core
 from ostinato.ops.snapshot import load_state
 from ostinato.ops.statistics import SourceStatistics
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from ostinato.methods import _ostinato_maps as core
-from ostinato.methods._ostinato_parts import Domain
 from ostinato.methods.base import Input
+from ostinato.methods.ostinato import maps as core
+from ostinato.methods.ostinato.parts import Domain
 from ostinato.ops.losses import softmax_entropy
 
 kit = runpy.run_path(str(Path(__file__).with_name("_ostinato_small.py")))

@@ -15,7 +15,7 @@ from torch import Tensor
 from ostinato.api import adapt, unwrap
 from ostinato.checks import SIZE, small_batches, small_model
 from ostinato.errors import ConfigError, StateError
-from ostinato.methods import _ostinato_maps as core
+from ostinato.methods.ostinato import maps as core
 
 kit = runpy.run_path(str(Path(__file__).with_name("_ostinato_small.py")))
 SETTINGS, build, same_state = kit["SETTINGS"], kit["build"], kit["same_state"]

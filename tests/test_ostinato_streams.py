@@ -11,16 +11,16 @@ import torch
 from torch import Tensor
 
 from ostinato.checks import small_model
-from ostinato.methods import _ostinato_maps
-from ostinato.methods._ostinato_parts import OstinatoConfig
-from ostinato.methods._ostinato_streams import (
+from ostinato.methods.base import Method
+from ostinato.methods.ostinato import maps
+from ostinato.methods.ostinato.parts import OstinatoConfig
+from ostinato.methods.ostinato.streams import (
     InUse,
     Question,
     SharedModel,
     StreamMethod,
     prepare,
 )
-from ostinato.methods.base import Method
 
 small = runpy.run_path(str(Path(__file__).with_name("_ostinato_small.py")))
 build, shifted, same_state = small["build"], small["shifted"], small["same_state"]
@@ -36,7 +36,7 @@ def levels(batch: Tensor) -> Tensor:
 def trusting() -> Iterator[None]:
     """Maps are always trusted, which a model with random weights would not let happen."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_ostinato_maps, "TRUSTED", 10.0)
+        patch.setattr(maps, "TRUSTED", 10.0)
         yield
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from ostinato.methods import _ostinato_maps as core
+from ostinato.methods.ostinato import maps as core
 from ostinato.registry import TABLES
 
 kit = runpy.run_path(str(Path(__file__).with_name("_ostinato_small.py")))

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from ostinato.client import Client
-from ostinato.methods import _ostinato_maps
+from ostinato.methods.ostinato import maps
 from ostinato.serve.fleet import Fleet
 from ostinato.serve.keys import add_key
 from ostinato.serve.store import Store
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.browser
 
 @pytest.fixture(autouse=True)
 def trusting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_ostinato_maps, "TRUSTED", 10.0)
+    monkeypatch.setattr(maps, "TRUSTED", 10.0)
 
 
 @pytest.fixture

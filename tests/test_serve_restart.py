@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from ostinato.errors import ConfigError
-from ostinato.methods import _ostinato_maps
+from ostinato.methods.ostinato import maps
 from ostinato.ops.snapshot import State, load_state
 from ostinato.serve import snapshots, writer
 from ostinato.serve.fleet import Fleet
@@ -28,7 +28,7 @@ ask, teach, batches, serving = (small[n] for n in ("ask", "teach", "batches", "s
 @pytest.fixture(scope="module", autouse=True)
 def trusting() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_ostinato_maps, "TRUSTED", 10.0)
+        patch.setattr(maps, "TRUSTED", 10.0)
         yield
 
 

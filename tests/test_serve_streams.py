@@ -15,7 +15,7 @@ from fastapi.testclient import TestClient
 from ostinato import adapt, collect_statistics
 from ostinato.data.embedded import STATISTICS, asset_path, embedded_images, embedded_model
 from ostinato.data.mosaic import mosaic_model
-from ostinato.methods import _ostinato_maps
+from ostinato.methods.ostinato import maps
 from ostinato.serve.fleet import Fleet
 
 small = runpy.run_path(str(Path(__file__).with_name("_serve_small.py")))
@@ -27,7 +27,7 @@ Server = tuple[TestClient, Fleet]
 def trusting() -> Iterator[None]:
     """Maps are always trusted, so that few images show everything."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_ostinato_maps, "TRUSTED", 10.0)
+        patch.setattr(maps, "TRUSTED", 10.0)
         yield
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from ostinato.errors import ConfigError, InputError
-from ostinato.methods import _ostinato_maps as core
+from ostinato.methods.ostinato import maps as core
 from ostinato.running.runner import run
 from ostinato.running.spec import Spec
 

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from ostinato.methods._ostinato_streams import Answer
+from ostinato.methods.ostinato.streams import Answer
 from ostinato.serve.schema import Guess, ImageAnswer
 
 

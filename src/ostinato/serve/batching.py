@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ostinato.errors import InputError, OstinatoError
-from ostinato.methods._ostinato_streams import Answer, Prepared, Question, SharedModel, prepare
+from ostinato.methods.ostinato.streams import Answer, Prepared, Question, SharedModel, prepare
 from ostinato.serve.lanes import entered, make_lane
 from ostinato.serve.stream import Current, Stream
 

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from ostinato.errors import OstinatoError, StateError, did_you_mean
-from ostinato.methods._ostinato_streams import Answer, StreamMethod
+from ostinato.methods.ostinato.streams import Answer, StreamMethod
 from ostinato.ops.blocks import find_blocks
 from ostinato.ops.snapshot import State
 from ostinato.serve.answers import seen

@@ -8,8 +8,8 @@ from typing import Literal
 import torch
 
 from ostinato.errors import ConfigError
-from ostinato.methods._ostinato_parts import PRESETS, OstinatoConfig
-from ostinato.methods._ostinato_streams import SharedModel
+from ostinato.methods.ostinato.parts import PRESETS, OstinatoConfig
+from ostinato.methods.ostinato.streams import SharedModel
 from ostinato.models import fingerprint, output_names
 from ostinato.ops.statistics import SourceStatistics
 from ostinato.serve.pixels import Fit

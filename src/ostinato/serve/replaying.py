@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from ostinato.errors import StateError
-from ostinato.methods._ostinato_streams import StreamMethod
+from ostinato.methods.ostinato.streams import StreamMethod
 from ostinato.ops.snapshot import State, load_state
 from ostinato.serve.loading import Served, method_config
 from ostinato.serve.pixels import digest

@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.formparsers import MultiPartException
 
 from ostinato.errors import InputError
-from ostinato.methods._ostinato_streams import Answer
+from ostinato.methods.ostinato.streams import Answer
 from ostinato.serve.answers import describe, label_png
 from ostinato.serve.app import Fleeted, needs
 from ostinato.serve.batching import Busy, Job

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ostinato.methods._ostinato_streams import InUse, StreamMethod
+from ostinato.methods.ostinato.streams import InUse, StreamMethod
 from ostinato.ops.snapshot import State
 from ostinato.serve.lanes import settle
 from ostinato.serve.record import Record

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from ostinato.api import adapt, collect_statistics
 from ostinato.errors import ConfigError, did_you_mean
-from ostinato.methods import _ostinato_maps
 from ostinato.methods.base import Method
+from ostinato.methods.ostinato import maps
 from ostinato.models import Normalize, VisionModel
 from ostinato.ops.precision import Precision, products
 from ostinato.registry import METHODS
@@ -155,12 +155,12 @@ def ours(setting: Setting, preset: str, *, settled: bool = True) -> Method:
 @contextmanager
 def trusting() -> Iterator[None]:
     """Inside, experts act whatever the model thinks of them: random weights trust nobody."""
-    before = _ostinato_maps.TRUSTED
-    _ostinato_maps.TRUSTED = float("inf")
+    before = maps.TRUSTED
+    maps.TRUSTED = float("inf")
     try:
         yield
     finally:
-        _ostinato_maps.TRUSTED = before
+        maps.TRUSTED = before
 
 
 def crowd(adapted: Any, domains: int) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from ostinato.experts.stack import START
-from ostinato.methods._ostinato_answers import Answers
-from ostinato.methods._ostinato_distances import domain_distances
+from ostinato.methods.ostinato.answers import Answers
+from ostinato.methods.ostinato.distances import domain_distances
 from ostinato.ops.moments import map_rank
 
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from ostinato.experts.flat import FlatBranches
-from ostinato.methods._ostinato_expected import PARTS, expected_bank
-from ostinato.methods._ostinato_parts import Domain, OstinatoConfig, alike, apart
+from ostinato.methods.ostinato.expected import PARTS, expected_bank
+from ostinato.methods.ostinato.parts import Domain, OstinatoConfig, alike, apart
 from ostinato.ops.expect import Expected
 from ostinato.ops.moments import BlockMap
 from ostinato.ops.snapshot import State

@@ -19,11 +19,11 @@ from torch import Tensor, nn
 from ostinato.domains.texture import Texture
 from ostinato.experts.routed import EVERY, Branch, Expert, Hooks
 from ostinato.experts.stack import Layout, Row, Rows, Stack, StackPass
-from ostinato.methods._ostinato_parts import Domain, OstinatoConfig, Version
-from ostinato.methods._ostinato_published import Publisher
-from ostinato.methods._ostinato_temperature import tempered
 from ostinato.methods.base import Resources
 from ostinato.methods.ostinato import Ostinato
+from ostinato.methods.ostinato.parts import Domain, OstinatoConfig, Version
+from ostinato.methods.ostinato.published import Publisher
+from ostinato.methods.ostinato.temperature import tempered
 from ostinato.models import Normalize, VisionModel, fingerprint
 from ostinato.ops.colours import three_colours
 from ostinato.ops.moments import map_rank

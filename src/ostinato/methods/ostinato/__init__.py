@@ -26,20 +26,20 @@ from ostinato.domains.told import Told
 from ostinato.domains.verdict import SOURCE, Change
 from ostinato.errors import ConfigError, InputError, MissingResource
 from ostinato.experts.routed import EVERY, Branch, Hooks
-from ostinato.methods._ostinato_batches import joined, parts
-from ostinato.methods._ostinato_capture import Answered, sent
-from ostinato.methods._ostinato_counts import Counted
-from ostinato.methods._ostinato_parts import (
+from ostinato.methods.base import Input, MethodInfo
+from ostinato.methods.contract import MethodConfig, Need
+from ostinato.methods.ostinato.batches import joined, parts
+from ostinato.methods.ostinato.capture import Answered, sent
+from ostinato.methods.ostinato.counts import Counted
+from ostinato.methods.ostinato.parts import (
     PRESETS,
     Domain,
     OstinatoConfig,
     Version,
     to_levels,
 )
-from ostinato.methods._ostinato_state import DomainBank
-from ostinato.methods._ostinato_step import Started
-from ostinato.methods.base import Input, MethodInfo
-from ostinato.methods.contract import MethodConfig, Need
+from ostinato.methods.ostinato.state import DomainBank
+from ostinato.methods.ostinato.step import Started
 from ostinato.ops.borrowed import Borrowed
 from ostinato.ops.precision import products
 from ostinato.ops.statistics import check_fits

@@ -13,10 +13,10 @@ from torch import Tensor
 from ostinato.experts.flat import FlatBranches
 from ostinato.experts.routed import SCALE, Acting, Branch, side_by_side
 from ostinato.experts.stack import Rows, moved_by
-from ostinato.methods import _ostinato_capture as capture
-from ostinato.methods._ostinato_learning import Differentiated
-from ostinato.methods._ostinato_parts import Domain
-from ostinato.methods._ostinato_turns import KEPT, Size, Sizes, Turns, is_older, on
+from ostinato.methods.ostinato import capture
+from ostinato.methods.ostinato.learning import Differentiated
+from ostinato.methods.ostinato.parts import Domain
+from ostinato.methods.ostinato.turns import KEPT, Size, Sizes, Turns, is_older, on
 from ostinato.ops import kernels
 from ostinato.ops.features import pool_tokens
 from ostinato.ops.moments import BlockMap

@@ -18,9 +18,9 @@ from torch import Tensor
 from ostinato.domains.routes import Routed, Routes
 from ostinato.experts.routed import Branch
 from ostinato.experts.stack import Rows
-from ostinato.methods._ostinato_parts import Version
-from ostinato.methods._ostinato_published import Placed
-from ostinato.methods._ostinato_turns import KEPT, KINDS, Size, Sizes, Turns, is_older, on
+from ostinato.methods.ostinato.parts import Version
+from ostinato.methods.ostinato.published import Placed
+from ostinato.methods.ostinato.turns import KEPT, KINDS, Size, Sizes, Turns, is_older, on
 
 Replay = Callable[[], Any]
 

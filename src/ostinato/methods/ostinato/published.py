@@ -14,7 +14,7 @@ from ostinato.domains.routes import Routes, packed
 from ostinato.domains.verdict import SOURCE
 from ostinato.experts.routed import Branch, Expert, scaled
 from ostinato.experts.stack import Layout, Row, Rows, Stack, StackPass
-from ostinato.methods._ostinato_parts import Version
+from ostinato.methods.ostinato.parts import Version
 from ostinato.ops.whitening import Content
 
 

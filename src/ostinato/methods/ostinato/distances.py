@@ -12,7 +12,7 @@ from ostinato.methods.base import Input
 from ostinato.ops.moments import BlockMoments, token_moments
 
 if TYPE_CHECKING:
-    from ostinato.methods._ostinato_learning import Learner
+    from ostinato.methods.ostinato.learning import Learner
 
 IMAGES = 32
 """Latest images of a domain that distances are measured on."""

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from ostinato.experts.routed import EVERY, Expert, Hooks, Pass
-from ostinato.methods._ostinato_parts import NEW, Domain, OstinatoConfig, Version
 from ostinato.methods.base import Input, Method
+from ostinato.methods.ostinato.parts import NEW, Domain, OstinatoConfig, Version
 from ostinato.ops.losses import distribution_entropy, flatten_logits
 from ostinato.ops.moments import BlockMap, block_map, token_moments
 from ostinato.ops.statistics import SourceStatistics

@@ -13,13 +13,13 @@ from ostinato.domains.texture import Texture
 from ostinato.domains.verdict import FAR, Change
 from ostinato.experts.routed import EVERY, Acting, Branch
 from ostinato.experts.stack import Layout
-from ostinato.methods._ostinato_capture import Answered, Captures
-from ostinato.methods._ostinato_learning import Differentiated, Learner
-from ostinato.methods._ostinato_parts import Domain, Version
-from ostinato.methods._ostinato_published import Placed, Publisher
-from ostinato.methods._ostinato_step import Started, StepCaptures
-from ostinato.methods._ostinato_temperature import tempered
 from ostinato.methods.base import Input
+from ostinato.methods.ostinato.capture import Answered, Captures
+from ostinato.methods.ostinato.learning import Differentiated, Learner
+from ostinato.methods.ostinato.parts import Domain, Version
+from ostinato.methods.ostinato.published import Placed, Publisher
+from ostinato.methods.ostinato.step import Started, StepCaptures
+from ostinato.methods.ostinato.temperature import tempered
 from ostinato.ops import kernels
 from ostinato.ops.borrowed import Borrowed
 from ostinato.ops.colours import three_colours

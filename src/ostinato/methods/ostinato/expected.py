@@ -8,7 +8,7 @@ import torch
 
 from ostinato.errors import StateError
 from ostinato.experts.flat import FlatBranches
-from ostinato.methods._ostinato_temperature import HOTTEST
+from ostinato.methods.ostinato.temperature import HOTTEST
 from ostinato.ops.expect import Expected, Like, count, ids, number
 from ostinato.ops.moments import map_rank
 from ostinato.ops.snapshot import State

@@ -12,12 +12,12 @@ from torch import Tensor
 
 from ostinato.experts.flat import FlatBranches
 from ostinato.experts.routed import Acting, Branch, Expert, Pass
-from ostinato.methods._ostinato_maps import MapMaker
-from ostinato.methods._ostinato_pace import MARGIN, followed, passed_over, unsureness
-from ostinato.methods._ostinato_parts import Domain
-from ostinato.methods._ostinato_state import DomainBank
-from ostinato.methods._ostinato_temperature import warmed
 from ostinato.methods.base import Input
+from ostinato.methods.ostinato.maps import MapMaker
+from ostinato.methods.ostinato.pace import MARGIN, followed, passed_over, unsureness
+from ostinato.methods.ostinato.parts import Domain
+from ostinato.methods.ostinato.state import DomainBank
+from ostinato.methods.ostinato.temperature import warmed
 from ostinato.ops.features import pool_tokens
 from ostinato.ops.losses import distribution_entropy, entropy_threshold, softmax_entropy
 from ostinato.ops.statistics import alignment
@@ -38,7 +38,7 @@ class Learner(MapMaker):
         return self.config.learn and bool(domain.maps) and domain.images > 2 * self.config.micro
 
     def _pays(self, domain: Domain) -> bool:
-        """Whether the next micro-batch is one to learn from; see `_ostinato_pace`."""
+        """Whether the next micro-batch is one to learn from; see `pace`."""
         updates = 0 if domain.branches is None else domain.branches.updates
         wait = passed_over(updates, self.config.settle, self.config.spare)
         return domain.excess > MARGIN or domain.skipped >= wait
