@@ -28,7 +28,7 @@ from ostinato.errors import ConfigError, InputError, MissingResource
 from ostinato.experts.routed import EVERY, Branch, Hooks
 from ostinato.methods.base import Input, MethodInfo
 from ostinato.methods.contract import MethodConfig, Need
-from ostinato.methods.ostinato.batches import joined, parts
+from ostinato.methods.ostinato.batches import joined, split
 from ostinato.methods.ostinato.capture import Answered, sent
 from ostinato.methods.ostinato.counts import Counted
 from ostinato.methods.ostinato.parts import (
@@ -142,7 +142,7 @@ class Ostinato(Counted):
 
     def advance(self, batch: Input) -> StepOutput:
         """Answer a batch and learn from it, in parts of `micro` images."""
-        outputs = [self._advance(part) for part in parts(batch, self.config.micro)]
+        outputs = [self._advance(part) for part in split(batch, self.config.micro)]
         self.counters["steps"] += 1
         self.counters["size"] = list(batch.pixels.shape[-2:])
         return joined(outputs)

@@ -11,7 +11,7 @@ from ostinato.methods.base import Input
 from ostinato.types import StepOutput
 
 
-def parts(batch: Input, size: int) -> list[Input]:
+def split(batch: Input, size: int) -> list[Input]:
     """The batch in parts of about `size` images, none much smaller than the others."""
     count = max(1, round(len(batch) / size))
     found, start = [], 0
