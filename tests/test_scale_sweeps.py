@@ -140,6 +140,51 @@ def test_resources_are_read_and_a_gpu_is_taken_whole_unless_shared() -> None:
         Resources.read(["cpu"])
 
 
+class Machines:
+    """What Ray says of a cluster's machines; the last one is gone."""
+
+    @staticmethod
+    def nodes() -> list[dict[str, object]]:
+        two = [{"Alive": True, "Resources": {"CPU": 4.0, "memory": 8.0 * 2**30}}] * 2
+        return [*two, {"Alive": False, "Resources": {"CPU": 64.0, "GPU": 8.0}}]
+
+
+@pytest.mark.parametrize(
+    ("words", "count"),
+    [(["cpu=5"], 1), (["gpu=0.1"], 1), (["memory=9"], 1), (["cpu=0.1"], 81), (["cpu=3"], 3)],
+)
+def test_what_there_is_no_room_for_is_refused_or_waited_for(
+    words: list[str], count: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = Resources.read(words)
+    with pytest.raises(ConfigError, match=f"of {count} rows, .*Ask for less"):
+        given.check_room(Machines, count, "rows", may_grow=False)
+    given.check_room(Machines, count, "rows", may_grow=True)
+    assert "Waiting for more machines" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "count"), [(["cpu=4", "memory=8"], 2), (["cpu=0.1"], 80), (["cpu=3"], 2)]
+)
+def test_what_there_is_room_for_is_let_be(words: list[str], count: int) -> None:
+    Resources.read(words).check_room(Machines, count, "rows", may_grow=False)
+
+
+@needs_ray
+@pytest.mark.slow
+@pytest.mark.parametrize("words", ["run --method source", "serve --shards 2 --port 0"])
+def test_a_command_that_asks_for_more_than_there_is_ends_and_says_so(
+    words: str, tmp_path: Path
+) -> None:
+    out = ["--data" if words.startswith("serve") else "--out", str(tmp_path / "out")]
+    asked = [*words.split(), *out, "--engine", "ray", "--resources", "gpu=64"]
+    done = subprocess.run(
+        [sys.executable, "-m", "ostinato", *asked], capture_output=True, text=True, timeout=300
+    )
+    assert (done.returncode, "Ask for less with --resources" in done.stderr) == (2, True)
+    assert done.stderr.count("\n") == 1
+
+
 @needs_ray
 @pytest.mark.slow
 @pytest.mark.parametrize("more", [[], ["--carried"]])
