@@ -51,7 +51,8 @@ class Resources(Config):
     def places(self, machine: Mapping[str, float]) -> int:
         """How many of them one machine has room for, by what Ray says it has.
 
-        >>> Resources(gpu=0.25).places({"CPU": 8.0, "GPU": 1.0}), Resources(cpu=4).places({"CPU": 2.0})
+        >>> machine = {"CPU": 8.0, "GPU": 1.0}
+        >>> Resources(gpu=0.25).places(machine), Resources(cpu=16).places(machine)
         (4, 0)
         """
         wanted = {"CPU": self.cpu, "GPU": self.gpu, "memory": (self.memory or 0) * GIB}
