@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -20,6 +21,7 @@ from ostinato.running.results import RunFolder
 from ostinato.running.runner import run
 from ostinato.running.spec import Spec
 from ostinato.scale.batches import Hand, HandedStream, deal, make_hand
+from ostinato.scale.cluster import check_answers
 from ostinato.scale.desk import Desk
 from ostinato.scale.resources import Resources
 from ostinato.scale.rows import pack, unpack
@@ -138,6 +140,21 @@ def test_resources_are_read_and_a_gpu_is_taken_whole_unless_shared() -> None:
     assert Resources(gpu=0.5).for_device("cuda:1").gpu == 0.5
     with pytest.raises(ConfigError, match=r"write cpu=2"):
         Resources.read(["cpu"])
+
+
+def test_addresses_where_no_cluster_is_are_refused_at_once() -> None:
+    check_answers("auto")
+    for wrong in ("nonsense", "host:", ":6379", "host:x", "host:99999", ""):
+        with pytest.raises(ConfigError, match="write auto or HOST:PORT"):
+            check_answers(wrong)
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{bound.getsockname()[1]}"
+        with pytest.raises(ConfigError, match=f"no Ray cluster at {address} .*ray start"):
+            check_answers(address)
+        bound.listen()
+        check_answers(address)
+        check_answers(f"ray://{address}")
 
 
 class Machines:

@@ -72,10 +72,12 @@ class Resources(Config):
         room = sum(self.places(one) for one in machines)
         if room >= count:
             return
-        has = {name: max(one.get(name, 0.0) for one in machines) for name in ("CPU", "GPU")}
+        cores, gpus, memory = (
+            max(one.get(name, 0.0) for one in machines) for name in ("CPU", "GPU", "memory")
+        )
         text = (
             f"There is room for {room} of {count} {what}, at {self._said()} each: no machine of "
-            f"the cluster has more than {has['CPU']:g} cores and {has['GPU']:g} GPUs."
+            f"the cluster has more than {cores:g} cores, {gpus:g} GPUs and {memory / GIB:.1f} GiB."
         )
         if not may_grow:
             raise ConfigError(f"{text} Ask for less with --resources.")
