@@ -20,8 +20,9 @@ from ostinato.running.job import open_stream
 from ostinato.running.results import RunFolder
 from ostinato.running.runner import run
 from ostinato.running.spec import Spec
+from ostinato.scale import cluster
 from ostinato.scale.batches import Hand, HandedStream, deal, make_hand
-from ostinato.scale.cluster import check_answers
+from ostinato.scale.cluster import check_answers, connected
 from ostinato.scale.desk import Desk
 from ostinato.scale.resources import Resources
 from ostinato.scale.rows import pack, unpack
@@ -155,6 +156,25 @@ def test_addresses_where_no_cluster_is_are_refused_at_once() -> None:
         bound.listen()
         check_answers(address)
         check_answers(f"ray://{address}")
+
+
+def test_a_listener_that_lets_nobody_join_is_not_called_absent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Closed:
+        is_initialized = staticmethod(lambda: False)
+
+        @staticmethod
+        def init(**_: object) -> None:
+            raise ConnectionError("Failed to connect to Ray cluster")
+
+    monkeypatch.setattr(cluster, "get_ray", lambda _: Closed)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        address = f"127.0.0.1:{listening.getsockname()[1]}"
+        with pytest.raises(ConfigError, match=r"could not join .* token"), connected(address):
+            pass
+    with pytest.raises(ConfigError, match="no Ray cluster at auto"), connected("auto"):
+        pass
 
 
 class Machines:

@@ -71,7 +71,13 @@ def connected(address: str | None = None, cpus: int | None = None) -> Iterator[A
             **own,
         )
     except ConnectionError as error:
-        raise no_cluster(str(address), error) from None
+        if address == "auto":
+            raise no_cluster(address, error) from None
+        raise ConfigError(
+            f"Somebody listens at {address}, but this process could not join ({str(error)[:160]}): "
+            "it is no Ray cluster, one of another version, or one whose token this user does not "
+            "have."
+        ) from None
     except Exception as error:  # Ray has no type of its own for this one
         if "timed out during startup" not in str(error):
             raise
