@@ -3,7 +3,8 @@
     python benchmarks/ray_kills.py --streams 40 --shards 4 --every 20 --seconds 600
 
 Afterwards everything is read from the index (`_ages.py`): whether any stream ever had two writers,
-by the epochs under which it was written, and how old the oldest update was that a kill took.
+by the epochs under which it was written, and how old the oldest update was that a kill took. It
+ends with status 1 where something was seen that must not be.
 """
 
 from __future__ import annotations
@@ -14,18 +15,21 @@ import contextlib
 import os
 import random
 import signal
+import sys
 import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from _ages import Death, Found, look_at
+from _ages import NEVER, Death, Found, look_at
 from _serving import WEATHERS, Caller, Server, as_npy, images, quantile
 
 from ostinato.serve.store import Store
 
 KIND = "application/x-npy"
+CLEAR = {200, 429, 503}
+"""Answers, and refusals that name a time to come back."""
 
 
 def parse() -> argparse.Namespace:
@@ -54,7 +58,7 @@ def settings_of(given: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def main() -> None:
+def main() -> int:
     given = parse()
     chance = random.Random(given.seed)
     bodies = [as_npy(part) for part in images(80).reshape(len(WEATHERS) * 10, 8, 3, 32, 32)]
@@ -80,8 +84,9 @@ def main() -> None:
             starts = server.get("/v1/shards")[1]
         finally:
             server.stop()
-        report(callers, trouble, starts, seconds)
-        look(Path(place) / "data", trouble, given.interval)
+        clear = report(callers, trouble, starts, seconds)
+        sound = look(Path(place) / "data", trouble, given.interval)
+    return int(not (clear and sound))
 
 
 @dataclass
@@ -138,7 +143,8 @@ class Trouble:
 
 def report(
     callers: list[Caller], trouble: Trouble, starts: list[dict[str, Any]], seconds: float
-) -> None:
+) -> bool:
+    """Whether every request was answered, or refused in a way that says when to come again."""
     notes = [note for one in callers for note in one.notes]
     by = collections.Counter(note.status for note in notes)
     waits = [note.seconds for note in notes if note.status == 200]
@@ -149,10 +155,11 @@ def report(
           f"{sum(one.broken for one in callers)}")  # fmt: skip
     print(f"answers after p50 {quantile(waits, 0.5):.2f} s, p99 {quantile(waits, 0.99):.2f} s, "
           f"slowest {max(waits):.1f} s", flush=True)  # fmt: skip
+    return set(by) <= CLEAR and not any(one.broken for one in callers)
 
 
-def look(folder: Path, trouble: Trouble, interval: float) -> None:
-    """The epochs of every write, and what every start had lost."""
+def look(folder: Path, trouble: Trouble, interval: float) -> bool:
+    """The epochs of every write, and what every start had lost; whether all is as it must be."""
     store, total = Store(folder), Found()
     deaths = [*trouble.kills, *trouble.gone]
     for row in store.streams():
@@ -164,7 +171,8 @@ def look(folder: Path, trouble: Trouble, interval: float) -> None:
     print(f"from the index: {dict(total.counts)}")
     print(f"oldest update that a kill took: {max(total.ages, default=0.0):.1f} s, "
           f"interval {interval} s")  # fmt: skip
+    return not any(total.counts[name] for name in NEVER)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

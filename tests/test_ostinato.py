@@ -278,6 +278,8 @@ def test_the_summary_bounds_what_experts_take(small, trusting):
         tensors += [group.value, group.first, group.second, group.published()[0].down]
     maps = [one for domain in method.bank.domains.values() for one in domain.maps]
     tensors += [tensor for one in maps for tensor in one.tensors()]
+    own, learned = sum(t.numel() for one in maps for t in one.tensors()), method.trained()
+    assert method.added(count := len(method.bank.domains)) == own + (count + 2) * learned // 3
     held = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
     assert method.added() * 4 < sum(held.values()) <= method.bytes_held()
     assert f"at most {method.bytes_held() / 2**20:.0f} MB of experts" in method.summary()

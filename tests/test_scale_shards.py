@@ -6,6 +6,7 @@ import ast
 import asyncio
 import importlib.util
 import json
+import os
 import re
 import runpy
 import subprocess
@@ -183,6 +184,24 @@ def test_a_shard_that_is_killed_under_load_comes_back_with_one_writer() -> None:
     assert not index["epochs out of order"]
     assert not index["states under another epoch"]
     assert not index["starts that lost what was too old"]
+
+
+def test_what_a_killed_shard_leaves_on_its_machine_goes_with_the_next_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    start = "from ostinato.scale.remote import RemoteStore; RemoteStore(lambda *_: (1, []), 0)"
+    killed = f"{start}; import os; os.kill(os.getpid(), 9)"
+    place = {**os.environ, "TMPDIR": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", killed], env=place, check=False)
+    (left,) = tmp_path.iterdir()
+    one = RemoteStore(lambda *_: (1, []), shard=0)
+    other = RemoteStore(lambda *_: (1, []), shard=1)
+    assert not left.exists()
+    assert {one.folder, other.folder} == set(tmp_path.iterdir())  # those that live are left alone
+    for each in (one, other):
+        each.close()
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_shard_changes_its_index_through_the_keeper_alone() -> None:

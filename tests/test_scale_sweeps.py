@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -19,7 +20,9 @@ from ostinato.running.job import open_stream
 from ostinato.running.results import RunFolder
 from ostinato.running.runner import run
 from ostinato.running.spec import Spec
+from ostinato.scale import cluster
 from ostinato.scale.batches import Hand, HandedStream, deal, make_hand
+from ostinato.scale.cluster import check_answers, connected
 from ostinato.scale.desk import Desk
 from ostinato.scale.resources import Resources
 from ostinato.scale.rows import pack, unpack
@@ -138,6 +141,85 @@ def test_resources_are_read_and_a_gpu_is_taken_whole_unless_shared() -> None:
     assert Resources(gpu=0.5).for_device("cuda:1").gpu == 0.5
     with pytest.raises(ConfigError, match=r"write cpu=2"):
         Resources.read(["cpu"])
+
+
+def test_addresses_where_no_cluster_is_are_refused_at_once() -> None:
+    check_answers("auto")
+    for wrong in ("nonsense", "host:", ":6379", "host:x", "host:99999", ""):
+        with pytest.raises(ConfigError, match="write auto or HOST:PORT"):
+            check_answers(wrong)
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{bound.getsockname()[1]}"
+        with pytest.raises(ConfigError, match=f"no Ray cluster at {address} .*ray start"):
+            check_answers(address)
+        bound.listen()
+        check_answers(address)
+        check_answers(f"ray://{address}")
+
+
+def test_a_listener_that_lets_nobody_join_is_not_called_absent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Closed:
+        is_initialized = staticmethod(lambda: False)
+
+        @staticmethod
+        def init(**_: object) -> None:
+            raise ConnectionError("Failed to connect to Ray cluster")
+
+    monkeypatch.setattr(cluster, "get_ray", lambda _: Closed)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        address = f"127.0.0.1:{listening.getsockname()[1]}"
+        with pytest.raises(ConfigError, match=r"could not join .* token"), connected(address):
+            pass
+    with pytest.raises(ConfigError, match="no Ray cluster at auto"), connected("auto"):
+        pass
+
+
+class Machines:
+    """What Ray says of a cluster's machines; the last one is gone."""
+
+    @staticmethod
+    def nodes() -> list[dict[str, object]]:
+        two = [{"Alive": True, "Resources": {"CPU": 4.0, "memory": 8.0 * 2**30}}] * 2
+        return [*two, {"Alive": False, "Resources": {"CPU": 64.0, "GPU": 8.0}}]
+
+
+@pytest.mark.parametrize(
+    ("words", "count"),
+    [(["cpu=5"], 1), (["gpu=0.1"], 1), (["memory=9"], 1), (["cpu=0.1"], 81), (["cpu=3"], 3)],
+)
+def test_what_there_is_no_room_for_is_refused_or_waited_for(
+    words: list[str], count: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = Resources.read(words)
+    with pytest.raises(ConfigError, match=f"of {count} rows, .*Ask for less"):
+        given.check_room(Machines, count, "rows", may_grow=False)
+    given.check_room(Machines, count, "rows", may_grow=True)
+    assert "Waiting for more machines" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "count"), [(["cpu=4", "memory=8"], 2), (["cpu=0.1"], 80), (["cpu=3"], 2)]
+)
+def test_what_there_is_room_for_is_let_be(words: list[str], count: int) -> None:
+    Resources.read(words).check_room(Machines, count, "rows", may_grow=False)
+
+
+@needs_ray
+@pytest.mark.slow
+@pytest.mark.parametrize("words", ["run --method source", "serve --shards 2 --port 0"])
+def test_a_command_that_asks_for_more_than_there_is_ends_and_says_so(
+    words: str, tmp_path: Path
+) -> None:
+    out = ["--data" if words.startswith("serve") else "--out", str(tmp_path / "out")]
+    asked = [*words.split(), *out, "--engine", "ray", "--resources", "gpu=64"]
+    done = subprocess.run(
+        [sys.executable, "-m", "ostinato", *asked], capture_output=True, text=True, timeout=300
+    )
+    assert (done.returncode, "Ask for less with --resources" in done.stderr) == (2, True)
+    assert done.stderr.count("\n") == 1
 
 
 @needs_ray

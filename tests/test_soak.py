@@ -22,7 +22,7 @@ from ostinato.soak.page import render
 from ostinato.soak.plan import KINDS, LOG, STATE, Plan, settle_plan
 from ostinato.soak.styles import refusable
 from ostinato.soak.supervisor import _alone, done, kill_points, soak
-from ostinato.soak.tenths import Piece, faults, read_piece, tenths, verdicts
+from ostinato.soak.tenths import Piece, check_alike, faults, read_piece, tenths, verdicts
 from ostinato.soak.traffic import Traffic, make_pool
 from ostinato.soak.worker import Worker, build
 from ostinato.soak.worker import main as worker_main
@@ -101,6 +101,21 @@ def test_pieces_are_joined_tenth_by_tenth() -> None:
     joined = tenths([piece(), piece(wrong=60)])
     assert [round(one.gap, 2) for one in joined] == [-10.0] * 9 + [10.0]
     assert {one.images for one in joined} == {200}
+
+
+def test_domains_of_a_method_without_a_bound_are_not_bounded() -> None:
+    plan = Plan(method="dual_expert", preset="paper")
+    assert not verdicts([replace(piece(), plan=plan)])["domains"][0]
+    assert verdicts([replace(piece(), plan=Plan(method="dual_expert"))])["domains"][0]
+
+
+def test_pieces_that_are_no_whole_are_not_joined() -> None:
+    one = piece()
+    check_alike([one, replace(one, plan=Plan(seed=1)), replace(one, plan=Plan(seed=2))])
+    with pytest.raises(ConfigError, match="other settings"):
+        check_alike([one, replace(one, plan=Plan(method="tent", seed=1))])
+    with pytest.raises(ConfigError, match="a and b have the same seed, 0"):
+        check_alike([one, replace(one, plan=Plan(seed=1)), replace(one, name="b")])
 
 
 def test_a_repeated_block_counts_once_and_has_to_agree() -> None:
@@ -192,13 +207,13 @@ def test_a_soak_with_a_kill_writes_its_page(tmp_path: Path) -> None:
     assert done(tmp_path) == 32
     found = read_piece(tmp_path)
     assert (found.lives, found.differing, faults([found])) == (2, (), [])
-    write_page((tmp_path, tmp_path), tmp_path / "page")
+    write_page((tmp_path,), tmp_path / "page")
     text = (tmp_path / "page" / PAGE).read_text()
     assert "default-src 'none'" in text
     assert "<script" not in text
     HTMLParser().feed(text)
     numbers = json.loads((tmp_path / "page" / NUMBERS).read_text())
-    assert (numbers["batches"], len(numbers["tenths"])) == (64, 10)
+    assert (numbers["batches"], len(numbers["tenths"])) == (32, 10)
     assert not [p for p in tmp_path.iterdir() if p.suffix == ".tmp"]
 
 

@@ -106,8 +106,8 @@ def expected(name: str, kind: str) -> tuple[int, int]:
         return d * d, s["norms"] + d * d
     if name == "cola":  # ETA's parameters and a share for each domain that has ended
         return (K - 1) * (s["norms"] + 1), s["norms"]
-    if name == "ostinato":  # a whole matrix, a scale and a shift a block; ranks 64 and 32 an FFN
-        maps = depth * (d * d + 2 * d)
+    if name == "ostinato":  # ranks 64 and 32 an FFN; every second block a matrix, scale, two shifts
+        maps = -(-depth // 2) * (d * d + 3 * d)
         shared, domain = depth * 2 * d * 64, depth * 2 * d * 32
         return shared + K * (maps + domain), shared + domain
     if name == "dual_expert":  # two experts and their router in every FFN

@@ -18,7 +18,7 @@ def check_flags(
 ) -> None:
     """Refuse what only Ray would make something of."""
     given = {"address": address, "resources": resources, "shards": shards}
-    idle = [f"--{name}" for name, value in given.items() if value]
+    idle = [f"--{name}" for name, value in given.items() if value not in (None, ())]
     if engine != "ray" and idle:
         raise ConfigError(
             f"{' and '.join(idle)} belong to --engine ray: add it, or leave them out."

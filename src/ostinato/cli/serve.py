@@ -81,6 +81,7 @@ def serve_command(
 
         check_ray()
         given_to_each = Resources.read(resources)
-        run_sharded(settings, shards=shards or 2, address=address, resources=given_to_each)
+        count = 2 if shards is None else shards
+        run_sharded(settings, shards=count, address=address, resources=given_to_each)
         return
     run(settings)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -13,6 +14,8 @@ from ostinato.errors import ConfigError
 
 EXTRA = "The engine 'ray' needs one more package: pip install 'ostinato[ray]'."
 NAMESPACE = "ostinato"
+ANSWERS = 10.0
+"""Seconds in which the machine at an address has to take a connection."""
 QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",  # nothing is reported to anybody
     # What a cluster of this machine listens on: 127.0.0.1, on every system as on a Mac.
@@ -56,6 +59,8 @@ def connected(address: str | None = None, cpus: int | None = None) -> Iterator[A
     if ray.is_initialized():
         yield ray
         return
+    if address is not None:
+        check_answers(address)
     own: dict[str, Any] = {} if address else {"include_dashboard": False, "num_cpus": cpus}
     try:
         ray.init(
@@ -66,9 +71,12 @@ def connected(address: str | None = None, cpus: int | None = None) -> Iterator[A
             **own,
         )
     except ConnectionError as error:
+        if address == "auto":
+            raise no_cluster(address, error) from None
         raise ConfigError(
-            f"There is no Ray cluster at {address} ({str(error)[:160]}): start one with 'ray start "
-            "--head', or leave the address out."
+            f"Somebody listens at {address}, but this process could not join ({str(error)[:160]}): "
+            "it is no Ray cluster, one of another version, or one whose token this user does not "
+            "have."
         ) from None
     except Exception as error:  # Ray has no type of its own for this one
         if "timed out during startup" not in str(error):
@@ -81,6 +89,27 @@ def connected(address: str | None = None, cpus: int | None = None) -> Iterator[A
         yield ray
     finally:
         ray.shutdown()
+
+
+def check_answers(address: str) -> None:
+    """Refuse an address at which nobody listens: Ray itself would try it for minutes."""
+    if address in ("auto", "local"):
+        return
+    host, _, port = address.rpartition("://")[2].rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
+        raise ConfigError(f"{address!r} is no address of a Ray cluster: write auto or HOST:PORT.")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), ANSWERS).close()
+    except OSError as error:
+        raise no_cluster(address, error) from None
+
+
+def no_cluster(address: str, error: Exception) -> ConfigError:
+    """What to do where there is none."""
+    return ConfigError(
+        f"There is no Ray cluster at {address} ({str(error)[:160]}): start one with 'ray start "
+        "--head', or leave the address out."
+    )
 
 
 def here(ray: Any) -> str:

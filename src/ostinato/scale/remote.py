@@ -5,12 +5,12 @@ from __future__ import annotations
 import sqlite3
 import tempfile
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, NoReturn
 
 from ostinato.errors import StateError
 from ostinato.ops.snapshot import State, encode_state, load_state
 from ostinato.scale.fence import StaleShard, StaleStream
+from ostinato.scale.scratch import Scratch
 from ostinato.serve.settings import Settings
 from ostinato.serve.store import SnapshotRow, StorageError, Store, StreamRow
 from ostinato.serve.writer import Row, SnapshotJob, Writer
@@ -33,8 +33,8 @@ class RemoteStore(Store):
 
     def __init__(self, ask: Ask, shard: int) -> None:
         self.ask, self.shard = ask, shard
-        self._kept = tempfile.TemporaryDirectory(prefix="ostinato-shard-")
-        self.folder = Path(self._kept.name)
+        self._kept = Scratch()
+        self.folder = self._kept.folder
         self.epoch, self._mine_at_first = ask("begin", shard)
         self.claims = {row.id: self.epoch for row in self._mine_at_first}
 
@@ -45,8 +45,8 @@ class RemoteStore(Store):
         """The keeper has done so."""
 
     def close(self) -> None:
-        """Nothing is open here."""
-        self._kept.cleanup()
+        """Nothing is open here; what was on its way goes."""
+        self._kept.close()
 
     def connect(self) -> sqlite3.Connection:
         """Stands for a connection, which only the keeper has."""

@@ -99,6 +99,7 @@ def run_sharded(
     taken = listen(settings)
     given = (resources or Resources()).for_device(settings.device)
     with connected(address, cpus=ceil(shards * given.cpu)) as ray:
+        given.check_room(ray, shards, "shards", may_grow=address is not None)
         keeper = start_keeper(ray, settings)
         ray.get(keeper.spread.remote(shards))
         front = _front(ray, settings, shards, given, keeper, patience)

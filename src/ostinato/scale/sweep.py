@@ -178,8 +178,9 @@ class RayEngine:
 
     def _submit(self, ray: Any, desk: Any, group: Group, memory: float) -> dict[Any, Task]:
         """A group's batches and rows, all at once: rows wait for their batches within Ray."""
-        stream = ray.put(group.stream)
         given = self.resources.for_device(group.tasks[0].spec.device)
+        given.check_room(ray, 1, "rows", may_grow=self.address is not None)
+        stream = ray.put(group.stream)
         options = given.options() | {"max_retries": self.retries}
         hands = max(1, 2 * int(ray.cluster_resources().get("CPU", 1) / given.cpu))
         dealt = deal(group.stream, memory, hands)

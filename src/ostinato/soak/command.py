@@ -24,9 +24,10 @@ def write_page(folders: tuple[Path, ...], out: Path) -> bool:
     """The page and the numbers of one or more pieces; whether everything holds."""
     from ostinato.ops.files import write_atomically
     from ostinato.soak.page import render
-    from ostinato.soak.tenths import as_json, read_piece, verdicts
+    from ostinato.soak.tenths import as_json, check_alike, read_piece, verdicts
 
     pieces = [read_piece(folder) for folder in folders]
+    check_alike(pieces)
     try:
         out.mkdir(parents=True, exist_ok=True)
     except FileExistsError:

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ostinato.errors import DataError
+from ostinato.errors import ConfigError, DataError
 from ostinato.methods.contract import resolve_config
 from ostinato.registry import METHODS
 from ostinato.soak import log
@@ -87,6 +87,24 @@ def read_piece(folder: Path) -> Piece:
     return Piece(folder.name, plan, tuple(log.settled(blocks)), lives, tuple(log.differing(blocks)))
 
 
+def check_alike(pieces: Sequence[Piece]) -> None:
+    """Refuse pieces that cannot be told of as one: of other settings, or with the same batches."""
+    first, *others = pieces
+    for other in others:
+        if other.plan.replace(seed=first.plan.seed) != first.plan:
+            raise ConfigError(
+                f"{first.name} and {other.name} are soaks of other settings: join pieces that "
+                "differ in their seed alone."
+            )
+    known: dict[int, Piece] = {}
+    for piece in pieces:
+        if (same := known.setdefault(piece.plan.seed, piece)) is not piece:
+            raise ConfigError(
+                f"{same.name} and {piece.name} have the same seed, {piece.plan.seed}, and so the "
+                "same batches: leave one of them out."
+            )
+
+
 def total(name: str, blocks: Sequence[Block]) -> Sum:
     """Blocks summed up."""
     images = sum(b.images for b in blocks)
@@ -131,7 +149,7 @@ def verdicts(pieces: Sequence[Piece]) -> dict[str, tuple[bool, str]]:
     files = max(b.files for p in pieces for b in p.blocks)
     least = min(p.blocks[0].files for p in pieces)
     held = [(max(b.domains for b in p.blocks), p.bound) for p in pieces]
-    bounded = all(bound is None or most <= bound for most, bound in held)
+    bounded = all(most <= (bound or 0) for most, bound in held)  # without a bound: none at all
     count = len(faults(pieces))
     return {
         "error": (gap <= MOST_ERROR, f"at most {gap:+.2f} above the source's in a tenth"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ostinato.experts.routed import EVERY
 from ostinato.experts.stack import START
 from ostinato.methods.ostinato.answers import Answers
 from ostinato.methods.ostinato.distances import domain_distances
@@ -28,8 +29,8 @@ class Counted(Answers):
     def _sizes(self) -> tuple[int, int, int]:
         """Numbers in a domain's maps, in its branches and in the shared ones."""
         config = self.config
-        widths = [block.mean.numel() for block in self.statistics.tokens]
-        maps = sum((2 if map_rank(w) < w else 1) * w * map_rank(w) + 2 * w for w in widths)
+        mapped = self.statistics.tokens[::EVERY]
+        maps = sum(map_size(block.mean.numel()) + block.prefix.numel() for block in mapped)
         if not config.learn:
             return maps, 0, 0
         own = sum(2 * width * config.domain_rank for _, width in self.hooks.widths)
@@ -65,3 +66,13 @@ class Counted(Answers):
     def scaled(cls, config: Any, factor: float) -> dict[str, Any]:
         """Nothing to scale where nothing is learned."""
         return super().scaled(config, factor) if config.learn else {}
+
+
+def map_size(width: int) -> int:
+    """Numbers in the map of a block: matrix or its two factors, scale and shift.
+
+    >>> map_size(128), map_size(768)
+    (16640, 99840)
+    """
+    rank = map_rank(width)
+    return (2 if rank < width else 1) * width * rank + 2 * width
