@@ -1,8 +1,8 @@
 """JPEG compression: what the codec loses, on every device the same to the last bit.
 
-On a CPU, Pillow writes and reads a file in memory. Elsewhere torch does what that codec (libjpeg's
-slow integer transform) does, in the same whole numbers: colour conversion, 2×2 chroma averages, the
-8×8 cosine transform, quantisation with the standard tables, and back with triangle-filtered chroma.
+On a CPU, Pillow writes and reads a file in memory. Elsewhere torch does what its codec does, in
+the same whole numbers: colour conversion, 2×2 chroma averages, the 8×8 cosine transform (the slow
+integer one), quantisation with the standard tables, and back with triangle-filtered chroma.
 """
 
 from __future__ import annotations
@@ -151,14 +151,15 @@ def by_operators(x: Tensor, quality: int) -> Tensor:
 
 def by_codec(x: Tensor, quality: int) -> Tensor:
     """The same by Pillow, for images in the CPU's memory."""
-    out = torch.empty_like(x)
-    for image, made in zip(x.numpy(), out.numpy(), strict=True):
+    out = torch.empty(x.shape, dtype=torch.uint8)
+    for image, made in zip(x.numpy(), out.numpy().reshape(*x.shape[:2], -1), strict=True):
         file = io.BytesIO()
         # Pillow is faster than torch at putting planes together and taking them apart.
         whole = Image.merge("RGB", [Image.fromarray(plane) for plane in image])
         whole.save(file, "JPEG", quality=quality)
-        for plane, band in zip(made, Image.open(file, formats=["JPEG"]).split(), strict=True):
-            plane[:] = np.asarray(band)
+        decoded = Image.open(file, formats=["JPEG"])
+        for plane, band in zip(made, "RGB", strict=True):
+            plane[:] = np.frombuffer(decoded.tobytes("raw", band), np.uint8)
     return out
 
 
