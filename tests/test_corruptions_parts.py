@@ -10,14 +10,15 @@ import torch
 from PIL import Image
 from scipy import ndimage, stats
 
-from ostinato.data.corruptions import corrupt, scene
+from ostinato.data.corruptions import corrupt, jpeg, scene
 from ostinato.data.corruptions._filters import blur, motion, whole_weights
 from ostinato.data.corruptions._frost import textures
 from ostinato.data.corruptions._random import Draws, image_keys
+from ostinato.data.corruptions._zoom import _by_pictures, _by_rows
 from ostinato.data.corruptions.blur import _shuffle
-from ostinato.data.corruptions.jpeg import quantisation
 from ostinato.data.corruptions.spatter import _distance, edges
 from ostinato.data.corruptions.weather import plasma
+from ostinato.registry import CORRUPTIONS
 
 CPU = torch.device("cpu")
 
@@ -122,22 +123,56 @@ def test_shuffle_equals_the_sequential_sweep(reach: int) -> None:
         assert np.array_equal(ours[image].numpy() - image * height * width, sheet.ravel())
 
 
-@pytest.mark.parametrize("quality", [7, 25, 80])
-@pytest.mark.parametrize("size", [(64, 48), (45, 70)])
-def test_jpeg_loses_what_the_codec_loses(quality: int, size: tuple[int, int]) -> None:
-    from ostinato.data.corruptions.jpeg import jpeg_compression
-
-    image = scene(*size)
+def through_pillow(image: torch.Tensor, quality: int) -> torch.Tensor:
     file = io.BytesIO()
     Image.fromarray(image.permute(1, 2, 0).numpy()).save(file, "JPEG", quality=quality)
-    decoded = Image.open(file)
-    for index, chroma in ((0, False), (1, True)):
-        table = quantisation(quality, chroma, CPU).view(-1).int().tolist()
-        assert sorted(decoded.quantization[index]) == sorted(table)
-    theirs = np.asarray(decoded).astype(float)
-    draws = Draws(image_keys([0], "jpeg", 1))
-    ours = jpeg_compression(image[None], quality, draws)[0].permute(1, 2, 0).clamp(0, 255)
-    assert np.abs(ours.numpy() - theirs).mean() < 1
+    return torch.from_numpy(np.array(Image.open(file))).permute(2, 0, 1)
+
+
+@pytest.mark.parametrize("quality", [1, 7, 10, 15, 18, 25, 40, 50, 58, 65, 80, 100])
+@pytest.mark.parametrize("size", [(64, 48), (45, 70), (33, 33), (8, 9), (31, 64)])
+def test_jpeg_is_the_codecs_to_the_bit(quality: int, size: tuple[int, int]) -> None:
+    assert jpeg.codec_agrees(), "Pillow here is not built with libjpeg-turbo."
+    noise = torch.randint(0, 256, (3, *size), generator=torch.Generator().manual_seed(quality))
+    images = torch.stack((scene(*size), noise.to(torch.uint8), (noise > 127).to(torch.uint8) * 255))
+    theirs = torch.stack([through_pillow(image, quality) for image in images])
+    assert torch.equal(jpeg.by_operators(images, quality), theirs)
+    assert torch.equal(jpeg.by_codec(images, quality), theirs)
+    turned = images.transpose(2, 3).contiguous().transpose(2, 3)
+    assert torch.equal(jpeg.by_codec(turned, quality), theirs)
+
+
+@pytest.mark.parametrize("fault", ["another picture", "no codec"])
+def test_jpeg_without_that_codec_is_the_operators(
+    fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    image = scene(45, 70)[None]
+    wanted = corrupt(image, "jpeg_compression", 4, [0])
+
+    def other(x: torch.Tensor, quality: int) -> torch.Tensor:
+        if fault == "no codec":
+            raise OSError("encoder jpeg not available")
+        return x
+
+    monkeypatch.setattr(jpeg, "by_codec", other)
+    jpeg.codec_agrees.cache_clear()
+    try:
+        assert not jpeg.codec_agrees()
+        assert torch.equal(corrupt(image, "jpeg_compression", 4, [0]), wanted)
+    finally:
+        jpeg.codec_agrees.cache_clear()
+
+
+@pytest.mark.parametrize("constants", ["imagenet", "cifar"])
+@pytest.mark.parametrize("size", [(8, 9), (33, 57), (96, 64)])
+def test_magnifications_by_rows_are_those_by_pictures(
+    constants: str, size: tuple[int, int]
+) -> None:
+    images = torch.stack([scene(*size, seed) for seed in range(2)]).float()
+    for factors, centred in getattr(CORRUPTIONS["zoom_blur"], constants):
+        rows = _by_rows(images, factors[1:], centred)
+        pictures = sum(_by_pictures(images, factor, centred) for factor in factors[1:])
+        assert (rows - pictures).abs().max() < 1e-3 * len(factors)
 
 
 @pytest.mark.parametrize(("share", "severity"), [(0.6, 1), (0.3, 4), (0.25, 5)])

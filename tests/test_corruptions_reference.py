@@ -67,7 +67,7 @@ def drawn() -> Array:
 def test_fixed_ones_agree_on_drawn_scenes(name: str, severity: int, drawn: Array) -> None:
     two = drawn[:2]
     gap = np.abs(ours(two, name, severity).astype(float) - theirs(two, name, severity))
-    assert gap.mean() < 1
+    assert gap.mean() < (1 if name != "jpeg_compression" else 1e-9)
 
 
 @pytest.mark.parametrize("severity", [2, 5])

@@ -16,8 +16,10 @@ from ostinato.registry import CORRUPTIONS
 Constants = Literal["imagenet", "cifar"]
 Apply = Callable[[Tensor, Any, Draws], Tensor]
 SEVERITIES = (1, 2, 3, 4, 5)
-# Elements per chunk on an accelerator: enough to fill it, small enough for the temporaries.
+# Values taken at once on an accelerator: enough to fill it, small enough for the temporaries.
 _CHUNK = 48_000_000
+# On a CPU those of one picture of the usual size, which stay in a core's cache.
+_PICTURE = 3 * 224 * 224
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,8 @@ class Corruption:
         random: whether the result depends on the seed.
         imagenet: one entry per severity, for pictures of about 224 pixels.
         cifar: one entry per severity, for pictures of about 32 pixels.
+        together: how many pictures of 224 pixels a CPU takes at once: one stays in its cache,
+            several share what many calls on little data cost.
     """
 
     name: str
@@ -40,6 +44,7 @@ class Corruption:
     random: bool
     imagenet: tuple[Any, ...]
     cifar: tuple[Any, ...]
+    together: int = 1
 
 
 def corruption(
@@ -49,12 +54,13 @@ def corruption(
     imagenet: Sequence[Any],
     cifar: Sequence[Any] | None = None,
     random: bool = True,
+    together: int = 1,
 ) -> Callable[[Apply], Apply]:
     """Decorator: register the function below with its constants."""
 
     def add(apply: Apply) -> Apply:
         small = imagenet if cifar is None else cifar
-        item = Corruption(name, kind, apply, random, tuple(imagenet), tuple(small))
+        item = Corruption(name, kind, apply, random, tuple(imagenet), tuple(small), together)
         CORRUPTIONS.register(name)(item)
         return apply
 
@@ -95,15 +101,16 @@ def corrupt(
     levels = images if images.dtype == torch.uint8 else _to_levels(images)
     out = torch.empty_like(levels)
     with torch.no_grad():
-        for part in _parts(images):
+        for part in _parts(images, item.together):
             out[part] = _finish(item.apply(levels[part], values, Draws(keys[part])))
     return out if images.dtype == torch.uint8 else (out.to(images.dtype) / 255)
 
 
-def _parts(images: Tensor) -> Iterator[slice]:
-    """One image at a time on a CPU (it stays in the cache), many on an accelerator."""
+def _parts(images: Tensor, together: int) -> Iterator[slice]:
+    """As many images at a time as the device takes well."""
     count, size = images.shape[0], max(1, images[0].numel())
-    step = 1 if images.device.type == "cpu" else max(1, _CHUNK // size)
+    values = together * _PICTURE if images.device.type == "cpu" else _CHUNK
+    step = max(1, values // size)
     for start in range(0, count, step):
         yield slice(start, start + step)
 

@@ -121,15 +121,6 @@ def motion(x: Tensor, radius: int, sigma: float, angles: list[float]) -> Tensor:
     return out.mul_(1 / (1 << 16))
 
 
-def zoom(x: Tensor, factor: float, centred: bool) -> Tensor:
-    """Magnify the middle of (B, C, H, W) linearly and keep its size."""
-    height, width = x.shape[-2:]
-    rows, columns = math.ceil(height / factor), math.ceil(width / factor)
-    top, left = (height - rows) // 2, (width - columns) // 2
-    part = x[..., top : top + rows, left : left + columns]
-    return crop(magnify(part, factor, height, width), height, width, centred)
-
-
 def magnify(part: Tensor, factor: float, height: int, width: int) -> Tensor:
     """Scale up linearly, corner on corner; at least to (height, width)."""
     rows, columns = part.shape[-2:]

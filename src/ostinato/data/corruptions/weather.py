@@ -40,6 +40,7 @@ def grey(levels: Tensor) -> Tensor:
         (0.25, 0.3, 2.25, 0.6, 12, 6, 0.85, True),
         (0.3, 0.3, 1.25, 0.65, 14, 12, 0.8, True),
     ),
+    together=4,
 )
 def snow(
     x: Tensor, c: tuple[float, float, float, float, int, float, float, bool], draws: Draws
@@ -72,6 +73,7 @@ def snow(
         (*pair, 0.2 / 1.1, KINDS - 1)
         for pair in ((1, 0.2), (1, 0.3), (0.9, 0.4), (0.85, 0.4), (0.75, 0.45))
     ),
+    together=4,
 )
 def frost(x: Tensor, c: tuple[float, float, float, int], draws: Draws) -> Tensor:
     """Ice crystals on the lens: a cut-out of a made texture, mixed in."""
@@ -127,6 +129,7 @@ def _set(
     "weather",
     imagenet=((1.5, 2), (2.0, 2), (2.5, 1.7), (2.5, 1.5), (3.0, 1.4)),
     cifar=((0.2, 3), (0.5, 3), (0.75, 2.5), (1, 2), (1.5, 1.75)),
+    together=4,
 )
 def fog(x: Tensor, c: tuple[float, float], draws: Draws) -> Tensor:
     """Clouds added to the picture, which is then scaled back to its old maximum."""
