@@ -24,6 +24,7 @@ from ostinato.ops.blocks import find_blocks
 from ostinato.ops.snapshot import State
 from ostinato.serve.answers import seen
 from ostinato.serve.batching import Batcher, Job
+from ostinato.serve.forwards import Forwards
 from ostinato.serve.learning import Learner
 from ostinato.serve.loading import Served, method_config
 from ostinato.serve.metrics import Metrics
@@ -77,13 +78,11 @@ class Fleet:
         )
         batching = settings.batching
         self.batcher = Batcher(
-            served.model,
+            Forwards(served.model, self._answered, self.metrics.ran),
             images=batching.images,
             wait=batching.wait_ms / 1000,
             most=batching.waiting,
             threads=self.threads,
-            answered=self._answered,
-            ran=self.metrics.ran,
         )
         self.learner = Learner(
             share=settings.learning.share,
@@ -197,6 +196,7 @@ class Fleet:
     def restore(self, row: StreamRow) -> Stream:
         """A stream as its newest whole snapshot has it; says what was lost."""
         stream = self._build(row)
+        stream.record.highest = self.store.highest_answered(row.id)
         sweep(self.store, row.id)
         parent = None
         for found, state, header, trouble in whole_states(self.store, row.id):
@@ -238,8 +238,8 @@ class Fleet:
 
     # What the threads report.
 
-    def _answered(self, job: Job, version: str, answer: Answer) -> None:
-        stream, looked = job.stream, seen(answer)
+    def _answered(self, job: Job, answer: Answer) -> None:
+        stream, looked = job.stream, seen(answer, job.ranked)
         stream.watch.note(
             domains=answer.domains,
             trust=answer.trust,
