@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import runpy
 import socket
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,6 +19,7 @@ import torch
 from fastapi.testclient import TestClient
 
 from ostinato.methods.ostinato.streams import Prepared
+from ostinato.serve.batching import Job
 from ostinato.serve.fleet import Fleet
 from ostinato.serve.forwards import Forwards
 from ostinato.serve.pixels import Fit, decode, digest
@@ -135,6 +137,29 @@ def test_steps_that_overlap_answer_as_those_that_do_not(
             shares = [{g["label"]: g["probability"] for g in one["guesses"]} for one in (mine, its)]
             assert shares[0] == pytest.approx(shares[1], abs=1e-5)
     assert not fleet.batcher.busy()
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_forward_counts_with_the_time_that_it_takes(
+    server: Server, monkeypatch: pytest.MonkeyPatch, overlap: bool
+) -> None:
+    _, fleet = server
+    run, told = Prepared.launch, list[tuple[int, int, float]]()
+
+    def slow(prepared: Prepared) -> Any:
+        time.sleep(0.05)
+        return run(prepared)
+
+    monkeypatch.setattr(Prepared, "launch", slow)
+    forwards = Forwards(
+        fleet.served.model, lambda *_: None, lambda *one: told.append(one), overlap=overlap
+    )
+    gate = fleet.open("gate")
+    for _ in range(3):
+        forwards.take([Job(gate, batches(1)[0], False, time.monotonic() + 60)])
+    forwards.stop()
+    assert [one[:2] for one in told] == [(1, 8)] * 3
+    assert all(seconds >= 0.05 for _, _, seconds in told)
 
 
 @pytest.mark.parametrize("step", ["prepare", "launch"])

@@ -98,7 +98,8 @@ class Forwards:
         """All steps at once; where that fails, one by one, so that one does not harm others."""
         try:
             prepared, versions = self._route(jobs)
-            self._finish(jobs, prepared.launch(), versions, time.perf_counter())
+            began = time.perf_counter()
+            self._finish(jobs, prepared.launch(), versions, began)
         except Exception as error:
             if len(jobs) > 1:
                 for job in jobs:
