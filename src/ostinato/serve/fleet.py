@@ -191,7 +191,9 @@ class Fleet:
         method = StreamMethod(self.served.model, method_config(self.settings, row.preset))
         # What a reset goes back to is the same for all of a preset, and kept once.
         method._initial = self._starts.setdefault(row.preset, method._initial)
-        return Stream(row, method, most=self.settings.learning.queue, answers=self.settings.answers)
+        made = Stream(row, method, most=self.settings.learning.queue, answers=self.settings.answers)
+        made.unwritten.clear()  # the start can be made again: a thousand of them need no room
+        return made
 
     def restore(self, row: StreamRow) -> Stream:
         """A stream as its newest whole snapshot has it; says what was lost."""
@@ -210,7 +212,6 @@ class Fleet:
                 continue
             stream.met = type(stream.met)(header["stream"]["sequences"])
             stream.learned, parent = int(header["stream"]["learned"]), found.version
-            stream.unwritten.clear()
             stream.saved = found.made
             break
         last = self.store.rows(
@@ -220,6 +221,7 @@ class Fleet:
         )
         if last:
             stream.lost = max(0, int(json.loads(last[0][0])["learned"]) - stream.learned)
+        stream.unwritten.clear()  # it is as the disk has it
         self.began(stream, parent, "restarted", lost=stream.lost)
         return stream
 
