@@ -193,6 +193,7 @@ class Caller(threading.Thread):
         visit: requests of a stream under one weather.
         start: first sequence number; None sends none.
         turns: requests at most; None sends until it is time.
+        top: guesses asked for; 0 asks for all.
     """
 
     def __init__(
@@ -208,6 +209,7 @@ class Caller(threading.Thread):
         visit: int = 20,
         start: int | None = None,
         turns: int | None = None,
+        top: int = 0,
         seed: int = 0,
     ) -> None:
         super().__init__(daemon=True)
@@ -219,7 +221,7 @@ class Caller(threading.Thread):
             visit,
             start,
         )
-        self.turns = turns
+        self.turns, self.top = turns, top
         self.random = random.Random(seed)
         self.notes: list[Note] = []
         self.broken = 0
@@ -236,7 +238,7 @@ class Caller(threading.Thread):
             counts[name] += 1
             weather = (number // self.visit + hash(name)) % len(WEATHERS)
             body = weather * share + self.random.randrange(share)
-            query = "top=0"
+            query = f"top={self.top}"
             if self.start_at is not None:
                 query += f"&sequence={self.start_at + number}"
             try:

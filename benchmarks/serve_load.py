@@ -8,29 +8,34 @@ that it names, made again from the event log, and the newest snapshots to the bi
 run at a part of that load tells what learning costs the answers.
 
     python benchmarks/serve_load.py --model vit_base_patch16_224 --weights random --device cuda \
-        --streams 1000 --speaking 100 --seconds 120
+        --precision bf16 --streams 1000 --speaking 100 --callers 100 --processes 8 --images 8 \
+        --batch 256 --share 0.05 --seconds 40 --still 15 --compare 0 --turns 2 --turn 5 --checked 0
+
+needs nothing but the library: weights are random, images and statistics are drawn from the
+embedded ones. Figures are printed as they are found; `--compare 0`, `--turns 0`, `--still 0` and
+`--checked 0` leave phases out. Nothing is made again there: the check is for the embedded model.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
-from typing import Any
 
-import numpy as np
 import torch
-from _serving import WEATHERS, Caller, Note, Server, as_npy, images, quantile, run_callers
+from _serve_bodies import prepared
+from _serve_check import check
+from _serve_meter import read, told
+from _serve_plain import pace, plain
+from _serving import Caller, Note, Server, quantile, run_callers
 
-NPY = "application/x-npy"
-EDGE = "ostinato-edge"
+TOLD = 10.0
+"""Seconds between two lines while the load goes on."""
 
 
 def parse() -> argparse.Namespace:
@@ -55,85 +60,47 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--compare", type=float, default=60, help="seconds of each learning phase")
     parser.add_argument("--turns", type=int, default=5, help="of server and library, for the ratio")
     parser.add_argument("--turn", type=float, default=10, help="seconds of each")
+    parser.add_argument("--still", type=float, default=0, help="seconds of load without learning")
+    parser.add_argument("--sent", choices=("npy", "jpeg"), default="npy", help="to larger models")
+    parser.add_argument("--top", type=int, help="guesses asked for; all of the embedded model's")
+    parser.add_argument("--clean", type=int, default=200, help="images that statistics are of")
     parser.add_argument("--pace", type=float, default=0.3, help="share of the load in that phase")
-    return parser.parse_args()
-
-
-def prepared(given: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], list[bytes], str]:
-    """Settings of the server, bodies of requests, and their type."""
-    settings: dict[str, Any] = {
-        "model": given.model,
-        "device": given.device,
-        "precision": given.precision,
-        "threads": given.threads,
-        "record": True,
-        "learning": {"share": given.share},
-        "batching": {"images": given.batch, "waiting": 16 * given.batch},
-        "limits": {"rate": 1e6, "streams": given.streams + 1},
-        "events": 1_000_000,
-    }
-    kept = images(40 * given.images if given.model == "embedded" else 5 * given.images)
+    given = parser.parse_args()
+    if given.top is None:
+        given.top = 0 if given.model == "embedded" else 5
     if given.model != "embedded":
-        settings |= {"weights": given.weights, "statistics": str(_statistics(given, folder))}
-        return settings, _pictures(kept, given.images), f"multipart/form-data; boundary={EDGE}"
-    shape = (len(WEATHERS), -1, given.images, 3, 32, 32)
-    return settings, [as_npy(part) for part in kept.reshape(shape).reshape(-1, *shape[2:])], NPY
-
-
-def _statistics(given: argparse.Namespace, folder: Path) -> Path:
-    from ostinato.api import collect_statistics
-    from ostinato.models.loading import load_model
-    from ostinato.running.spec import Spec
-
-    spec = Spec.parse({"model": given.model, "weights": given.weights, "device": given.device})
-    clean = torch.from_numpy(images(200)[0]).float() / 255
-    large = torch.nn.functional.interpolate(clean, 224, mode="bicubic").clamp(0, 1)
-    path = folder / "statistics.safetensors"
-    collect_statistics(load_model(spec), large).save(path)
-    return path
-
-
-def _pictures(kept: np.ndarray[Any, Any], count: int) -> list[bytes]:
-    """So many JPEGs a request."""
-    import io
-
-    from PIL import Image
-
-    bodies = []
-    head = f'--{EDGE}\r\ncontent-disposition: form-data; name="images"; filename="x.jpg"\r\n\r\n'
-    for weather in kept:
-        parts = []
-        for one in weather:
-            picture = Image.fromarray(one.transpose(1, 2, 0)).resize((256, 256))
-            data = io.BytesIO()
-            picture.save(data, format="JPEG", quality=90)
-            parts.append(head.encode() + data.getvalue() + b"\r\n")
-        end = f"--{EDGE}--\r\n".encode()
-        for at in range(0, len(parts) - count + 1, count):
-            bodies.append(b"".join(parts[at : at + count]) + end)
-    return bodies
+        given.checked = 0
+    return given
 
 
 def load(
     server: Server, given: argparse.Namespace, bodies: list[bytes], kind: str, seconds: float,
-    *, pause: float = 0.0, callers: int | None = None, start: int | None = 0,
+    *, pause: float = 0.0, callers: int | None = None, start: int | None = 0, told_of: float = 0.0,
 ) -> tuple[list[Note], list[float], int]:  # fmt: skip
-    """Load the server; answers, memory every few seconds, broken connections."""
+    """Load the server; answers, memory every few seconds, broken connections.
+
+    With `told_of`, a line is printed every so many seconds.
+    """
     half = time.monotonic() + seconds / 2
     names = [f"cam-{at}" for at in range(given.speaking or given.streams)]
     count = min(callers or given.callers, len(names))
     processes = min(given.processes, count)
     options = {"kind": kind, "pause": pause, "start": start, "keep": 9, "visit": given.visit}
+    options["top"] = given.top
     groups = [[names[at::count] for at in range(one, count, processes)] for one in range(processes)]
     with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
         work = [
             pool.submit(run_callers, server.port, group, bodies, seconds, options, seed)
             for seed, group in enumerate(groups)
         ]
-        memory = []
+        memory, last = list[float](), read(server)
         while not all(one.done() for one in work):
             memory.append(server.memory())
             time.sleep(min(2.0, seconds / 20))
+            now = read(server) if told_of and time.monotonic() - last.at > told_of else last
+            if now is not last:
+                print(f"  {told(last, now)}", flush=True)
+                last = now
             if seconds > 120 and half and time.monotonic() > half:
                 half = 0.0
                 summary(server, "at half time")
@@ -145,24 +112,59 @@ def main() -> None:
     given = parse()
     torch.set_num_threads(given.threads)
     with tempfile.TemporaryDirectory() as place:
-        folder = Path(place)
+        folder, began = Path(place), time.monotonic()
         settings, bodies, kind = prepared(given, folder)
         server = Server(folder, settings, given.cores)
+        print(f"prepared after {time.monotonic() - began:.1f} s", flush=True)
         print(f"ready after {server.start():.1f} s", flush=True)
-        for at in range(given.streams):
-            server.call("POST", "/v1/streams", {"name": f"cam-{at}"})
-        per = given.images
+        declare(server, given)
         warm_up(server, given, bodies, kind)
-        notes, memory, broken = load(server, given, bodies, kind, given.seconds)
-        pace = report(notes, memory, broken, per, given)
+        every = TOLD if given.seconds <= 300 else 60.0
+        notes, memory, broken = load(server, given, bodies, kind, given.seconds, told_of=every)
+        rate = report(notes, memory, broken, given.seconds, given)
         summary(server, "at the end")
-        costs(server, given, bodies, kind, per, pace)
         ratio(server, given, bodies, kind, folder)
-        server.stop()
-        _, *said = (folder / "server.log").read_text(errors="replace").split("Traceback")
-        print(f"tracebacks in the server's log: {len(said)}", *(one[-900:] for one in said[-1:]))
-        if given.device == "cpu":
-            check(folder, settings, given, bodies, notes)
+        still(server, given, bodies, kind)
+        costs(server, given, bodies, kind, rate)
+        end(server, given, folder)
+        if given.checked:
+            check(folder, given, bodies, notes)
+
+
+def declare(server: Server, given: argparse.Namespace) -> None:
+    """Make all streams, those that stay silent too."""
+    began = time.monotonic()
+    for at in range(given.streams):
+        status, said = server.call("POST", "/v1/streams", {"name": f"cam-{at}"})
+        assert status == 201, said
+    took = time.monotonic() - began
+    print(f"{given.streams} streams after {took:.1f} s, {server.memory():.0f} MB", flush=True)
+
+
+def end(server: Server, given: argparse.Namespace, folder: Path) -> None:
+    """Stop the server; where nothing is checked afterwards, no state has to be written."""
+    (server.stop if given.checked else server.kill)()
+    _, *said = (folder / "server.log").read_text(errors="replace").split("Traceback")
+    print(f"tracebacks in the server's log: {len(said)}", *(one[-900:] for one in said[-1:]))
+
+
+def frozen(server: Server, given: argparse.Namespace, what: str) -> None:
+    """Freeze or unfreeze the streams that speak."""
+    for at in range(given.speaking or given.streams):
+        server.call("POST", f"/v1/streams/cam-{at}/{what}", {})
+
+
+def still(server: Server, given: argparse.Namespace, bodies: list[bytes], kind: str) -> None:
+    """The same load while nobody learns: what is left to the answers then."""
+    if given.still <= 0:
+        return
+    frozen(server, given, "freeze")
+    print(f"without learning, for {given.still:.0f} s:", flush=True)
+    notes, memory, broken = load(
+        server, given, bodies, kind, given.still, start=30_000_000, told_of=given.still / 3
+    )
+    report(notes, memory, broken, given.still, given)
+    frozen(server, given, "unfreeze")
 
 
 def warm_up(server: Server, given: argparse.Namespace, bodies: list[bytes], kind: str) -> None:
@@ -172,7 +174,7 @@ def warm_up(server: Server, given: argparse.Namespace, bodies: list[bytes], kind
         count, until = min(step, given.warm - first), time.monotonic() + 1e6
         callers = [
             Caller(server.port, [name], bodies, until, kind=kind, visit=given.visit, turns=count,
-                   start=40_000_000 + first, seed=first)
+                   top=given.top, start=40_000_000 + first, seed=first)
             for name in names
         ]  # fmt: skip
         for at in range(0, len(callers), given.callers):
@@ -189,15 +191,15 @@ def warm_up(server: Server, given: argparse.Namespace, bodies: list[bytes], kind
 
 
 def report(
-    notes: list[Note], memory: list[float], broken: int, per: int, given: argparse.Namespace
+    notes: list[Note], memory: list[float], broken: int, seconds: float, given: argparse.Namespace
 ) -> float:
     good = [note for note in notes if note.status == 200]
     others = Counter((n.status, n.said) for n in notes if n.status not in (200, 429))
-    pace = len(good) * per / given.seconds
+    rate = len(good) * given.images / seconds
     waits = [note.seconds for note in good]
     half = memory[len(memory) // 2 :]
     print(
-        f"{len(good)} answers ({pace:.0f} images/s), {sum(n.status == 429 for n in notes)} × 429, "
+        f"{len(good)} answers ({rate:.0f} images/s), {sum(n.status == 429 for n in notes)} × 429, "
         f"other statuses: {dict(others) or 'none'}, broken connections: {broken}"
     )
     print(
@@ -211,7 +213,7 @@ def report(
         f"(± {100 * (max(half) - middle) / middle:.1f} %), at first {memory[0]:.0f} MB",
         flush=True,
     )
-    return pace
+    return rate
 
 
 def summary(server: Server, when: str) -> None:
@@ -226,18 +228,17 @@ def summary(server: Server, when: str) -> None:
 
 
 def costs(
-    server: Server, given: argparse.Namespace, bodies: list[bytes], kind: str, per: int, pace: float
+    server: Server, given: argparse.Namespace, bodies: list[bytes], kind: str, rate: float
 ) -> None:
     """p50 with learning and without, in turns, at a part of the load."""
     if given.compare <= 0:
         return
     callers = min(4, given.callers)
-    pause = callers * per / max(given.pace * pace, 1e-6)
+    pause = callers * given.images / max(given.pace * rate, 1e-6)
     found: dict[str, list[float]] = {"freeze": [], "unfreeze": []}
     start = 10_000_000
     for what in ("freeze", "unfreeze") * 2:
-        for at in range(given.streams):
-            server.call("POST", f"/v1/streams/cam-{at}/{what}", {})
+        frozen(server, given, what)
         start += 1_000_000
         notes, _, _ = load(
             server, given, bodies, kind, given.compare / 2,
@@ -258,111 +259,24 @@ def ratio(
     """Images a second, served and by the library, in turns: others may use the machine too."""
     if given.turns < 1:
         return
-    work = plain(given, folder)
+    what, work = plain(given, folder)
     served, alone = list[float](), list[float]()
     for turn in range(given.turns):
         start = 20_000_000 + 1_000_000 * turn
         notes, _, _ = load(server, given, bodies, kind, given.turn, start=start)
         served.append(sum(note.status == 200 for note in notes) * given.images / given.turn)
         server.pause(True)  # what it still learns would take the library's time
-        alone.append(_pace(work, given))
+        alone.append(pace(work, given))
         server.pause(False)
+        print(f"  served {served[-1]:.0f}, {what} {alone[-1]:.0f} images/s", flush=True)
     shares = sorted(mine / its for mine, its in zip(served, alone, strict=True))
-    what = "the library's predict" if given.device == "cpu" else "the plain forward"
     print(
-        f"{what} of {given.batch} images, {given.threads} threads: {median(alone):.0f} images/s; "
+        f"{what} of {given.batch} images, {given.precision}, {given.threads} threads: "
+        f"{median(alone):.0f} images/s; "
         f"served: {median(served):.0f}; share of it in {given.turns} turns "
         f"{median(shares):.2f} ({shares[0]:.2f} to {shares[-1]:.2f})",
         flush=True,
     )
-
-
-def _pace(work: Callable[[], Any], given: argparse.Namespace) -> float:
-    cores = os.sched_getaffinity(0)
-    if given.cores is not None:
-        os.sched_setaffinity(0, sorted(cores)[: given.cores])
-    work()
-    began, count = time.perf_counter(), 0
-    while time.perf_counter() - began < given.turn:
-        work()
-        count += given.batch
-    os.sched_setaffinity(0, cores)
-    return count / (time.perf_counter() - began)
-
-
-def plain(given: argparse.Namespace, folder: Path) -> Callable[[], Any]:
-    """One batch of the library's `predict` (CPU) or of a plain forward (GPU)."""
-    from ostinato.serve.loading import load_served
-    from ostinato.serve.settings import Settings
-
-    if given.device != "cpu":
-        config = Settings.from_yaml(folder / "serve.yaml")
-        model = load_served(config).model
-        batch = torch.rand(given.batch, 3, 224, 224, device=given.device)
-
-        def work() -> Any:
-            half = given.precision == "bf16"
-            with torch.no_grad(), torch.autocast("cuda", torch.bfloat16, enabled=half):
-                return model(batch).float().cpu()
-    else:
-        from ostinato import adapt
-        from ostinato.data.embedded import STATISTICS, asset_path, embedded_model
-
-        adapted = adapt(embedded_model(), statistics=asset_path(STATISTICS))
-        batch = torch.from_numpy(images(given.batch)[1][: given.batch])
-
-        def work() -> Any:
-            with adapted.frozen():
-                return adapted.predict(batch)
-
-    return work
-
-
-def check(
-    folder: Path, settings: dict[str, Any], given: argparse.Namespace, bodies: list[bytes],
-    notes: list[Note],
-) -> None:  # fmt: skip
-    """Kept answers against the library at the version they name; snapshots to the bit."""
-    import io
-
-    from ostinato import adapt
-    from ostinato.data.embedded import STATISTICS, asset_path, embedded_model
-    from ostinato.serve.loading import load_served
-    from ostinato.serve.replaying import read_lives, split_version, verify
-    from ostinato.serve.settings import Settings
-    from ostinato.serve.store import Store
-
-    torch.set_num_threads(given.threads)
-    chosen = Settings.from_yaml(folder / "serve.yaml")
-    store = Store(chosen.data)
-    served = load_served(chosen)
-    worst, compared, same, snapshots = 0.0, 0, 0, 0
-    for name in [f"cam-{at}" for at in range(given.checked)]:
-        row = next(one for one in store.streams() if one.name == name)
-        lives = read_lives(store.events(row.id, most=10**9))
-        wanted: dict[tuple[str, int], list[Note]] = {}
-        for note in notes:
-            if note.stream == name and note.answer is not None:
-                wanted.setdefault(split_version(note.version), []).append(note)
-        adapted = adapt(embedded_model(), statistics=asset_path(STATISTICS))
-        life = min(life for life, _ in wanted)
-        for number in range(max(n for at, n in wanted if at == life) + 1):
-            for note in wanted.get((life, number), []):
-                pixels = torch.from_numpy(np.load(io.BytesIO(bodies[note.body])))
-                with adapted.frozen():
-                    expected = adapted.predict(pixels).softmax(1)
-                for at, image in enumerate(note.answer["images"]):
-                    said = {g["label"]: g["probability"] for g in image["guesses"]}
-                    gap = max(abs(said[k] - float(expected[at, k])) for k in said)
-                    worst, compared = max(worst, gap), compared + 1
-            if number < len(lives[life].learned):
-                path = store.place(row.id) / "inputs" / f"{lives[life].learned[number]}.npy"
-                adapted.predict(torch.from_numpy(np.load(path)))
-                adapted.learn()
-        found = verify(store, chosen, served, name)
-        same, snapshots = same + sum(good for _, good in found), snapshots + len(found)
-    print(f"{compared} answers against the library at their version: largest gap {worst:.1e}")
-    print(f"snapshots made again from the log: {same} of {snapshots} the same to the bit")
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ from ostinato.serve.loading import Served, load_served
 from ostinato.serve.running import listen
 from ostinato.serve.settings import Settings
 from ostinato.serve.unwritten import FEW
+from ostinato.serve.wire import choose_parser
 
 METHOD = {"enough": 8, "micro": 8, "shared_rank": 4, "domain_rank": 2, "buffer": 16}
 HOME = "http://127.0.0.1"
@@ -59,7 +60,9 @@ def listening(folder: Path, **more: Any) -> Iterator[tuple[str, Fleet]]:
     """The address of a server that listens."""
     chosen = settings(folder, **more)
     fleet, taken = Fleet(chosen, served()), listen(chosen)
-    config = uvicorn.Config(make_app(fleet), log_config=None, timeout_graceful_shutdown=3)
+    config = uvicorn.Config(
+        make_app(fleet), log_config=None, timeout_graceful_shutdown=3, **choose_parser()
+    )
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [taken]}, daemon=True)
     thread.start()

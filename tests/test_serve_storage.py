@@ -259,3 +259,19 @@ def test_a_disk_that_is_really_full_is_served_through_and_made_up_for(tmp_path: 
 
 def _written(fleet: Fleet, done: Callable[[], bool]) -> None:
     small["wait_for"](lambda: fleet.writer.flush() and done())
+
+
+def test_a_stream_that_never_learned_takes_no_room_and_comes_back(tmp_path: Path) -> None:
+    with serving(tmp_path) as (client, fleet):
+        client.post("/v1/streams", json={"name": "silent"})
+        teach(client, fleet, "copied", batches(1))
+        client.post("/v1/streams", json={"name": "copy", "start": "copied"})
+    store = Store(tmp_path)
+    written = {row.name: len(store.snapshots(row.id)) for row in store.streams()}
+    store.close()
+    assert written["silent"] == 0
+    assert written["copied"] >= 1
+    assert written["copy"] >= 1  # whose start cannot be made again
+    with serving(tmp_path) as (client, fleet):
+        assert fleet.streams["silent"].dirty == 0
+        assert ask(client, "silent", batches(1)[0]).status_code == 200

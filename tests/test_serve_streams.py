@@ -239,14 +239,14 @@ def test_a_full_queue_is_told_to_come_back_and_a_passed_deadline_too(tmp_path: P
     with serving(tmp_path, batching={"waiting": 8, "images": 8, "wait_ms": 0}) as (client, fleet):
         ask(client, "gate", batches(1)[0])
         holding, release = threading.Event(), threading.Event()
-        run = fleet.batcher._answer
+        run = fleet.batcher.forwards.answer
 
         def held(jobs: Any) -> None:
             holding.set()
             release.wait()
             run(jobs)
 
-        fleet.batcher._answer = held  # type: ignore[method-assign]
+        fleet.batcher.forwards.answer = held  # type: ignore[method-assign]
         found: list[Any] = []
 
         def post(**query: Any) -> threading.Thread:

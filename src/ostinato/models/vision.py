@@ -132,6 +132,8 @@ class VisionModel(nn.Module):
         if images.dtype == torch.bool or images.is_complex():
             raise InputError(f"Images should be uint8 or float, not {images.dtype}.")
         images = images.detach().to(self.device)
+        if images.dtype == torch.uint8:  # can hold nothing wrong, so nobody waits for a look
+            return self._sized(images.float() / 255)
         low, high = (float(v) for v in torch.stack(torch.aminmax(images.float())).tolist())
         if not (low > -float("inf") and high < float("inf")):
             raise InputError("The images hold NaN or infinite pixels; drop or repair them first.")

@@ -26,15 +26,18 @@ asks for answers, `read` looks at streams, `operate` changes them."""
 BEARER = HTTPBearer(auto_error=False, description="an API key of this server")
 
 
-def fleet_of(request: Request) -> Fleet:
+# What requests depend on is made on the event loop: a thread takes longer to begin.
+
+
+async def fleet_of(request: Request) -> Fleet:
     """The fleet behind a request."""
     fleet: Fleet = request.app.state.fleet
     return fleet
 
 
-def operations_of(request: Request) -> Operations:
+async def operations_of(request: Request) -> Operations:
     """Operators' work on it."""
-    return Operations(fleet_of(request))
+    return Operations(await fleet_of(request))
 
 
 def roles_of(request: Request) -> frozenset[Role]:
@@ -57,7 +60,7 @@ def _key(header: str) -> str | None:
 def needs(role: Role) -> Any:
     """A dependency: only who has this role comes further."""
 
-    def check(request: Request, shown: Annotated[Any, Security(BEARER)]) -> None:
+    async def check(request: Request, shown: Annotated[Any, Security(BEARER)]) -> None:
         roles = roles_of(request)
         if not roles:
             raise HTTPException(

@@ -6,21 +6,20 @@ when they are full is told to come back, and so is who has waited longer than he
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from ostinato.errors import InputError, OstinatoError
-from ostinato.methods.ostinato.streams import Answer, Prepared, Question, SharedModel, prepare
-from ostinato.serve.lanes import entered, make_lane
-from ostinato.serve.stream import Current, Stream
+from ostinato.errors import OstinatoError
+from ostinato.methods.ostinato.streams import Answer
+from ostinato.serve.answers import Ranked
+from ostinato.serve.forwards import Forwards
+from ostinato.serve.stream import Stream
 
 
 class Busy(OstinatoError):
@@ -45,6 +44,8 @@ class Job:
         until: when waiting ends, by the monotonic clock.
         digest: which images these are.
         sequence: the client's number, if it has one.
+        top: guesses an image that are asked for; 0 asks for all.
+        ranked: a few guesses of every image, once answered; none of label maps.
         learning: whether the images were queued to be learned from, once answered.
         done: tells the version that answered, and the answer.
     """
@@ -55,48 +56,39 @@ class Job:
     until: float
     digest: str = ""
     sequence: int | None = None
+    top: int = 5
+    ranked: Ranked | None = None
     learning: bool = False
     done: Future[tuple[str, Answer]] = field(default_factory=Future)
     arrived: float = field(default_factory=time.monotonic)
 
 
 class Batcher:
-    """The thread that answers.
+    """The thread that gathers requests.
 
     Args:
-        model: of all streams.
+        forwards: answers what was gathered.
         images: of one forward at most; a request with more is one of its own.
         wait: seconds that the first request waits for others.
         most: images that may wait.
         threads: of forwards on the CPU.
-        answered: called for every answered job, before its caller hears of it.
     """
 
     def __init__(
         self,
-        model: SharedModel,
+        forwards: Forwards,
         *,
         images: int,
         wait: float,
         most: int,
         threads: int,
-        answered: Callable[[Job, str, Answer], None],
-        ran: Callable[[int, int, float], None],
     ) -> None:
-        self.model, self.images = model, images
+        self.forwards, self.images = forwards, images
         self.wait, self.most, self.threads = wait, most, threads
-        self._answered, self._ran = answered, ran
         self._jobs: deque[Job] = deque()
         self._ready = threading.Condition()
         self._stopping = False
-        self._active = 0
         self.waiting = 0
-        self.pace = 0.01  # seconds an image takes, as far as is known
-        # While a GPU computes one forward, the next one is routed on the CPU.
-        pipelined = model.device.type == "cuda"
-        self._lane = make_lane(model.device, first=True)
-        self._second = ThreadPoolExecutor(1, "ostinato-forward") if pipelined else None
-        self._ahead = threading.Semaphore(2)
         self._thread = threading.Thread(target=self._work, name="ostinato-answers", daemon=True)
 
     def start(self) -> None:
@@ -113,12 +105,16 @@ class Batcher:
             self._stopping = True
             self._ready.notify_all()
         self._thread.join()
-        if self._second is not None:
-            self._second.shutdown()
+        self.forwards.stop()
 
     def busy(self) -> bool:
         """Whether requests wait or are being answered."""
-        return bool(self._jobs) or self._active > 0
+        return bool(self._jobs) or self.forwards.busy()
+
+    @property
+    def pace(self) -> float:
+        """Seconds an image takes, as far as is known."""
+        return self.forwards.pace
 
     def submit(self, job: Job) -> None:
         """Queue a request, or raise `Busy`."""
@@ -137,14 +133,7 @@ class Batcher:
     def _work(self) -> None:
         torch.set_num_threads(self.threads)
         while jobs := self._gather():
-            self._active += 1
-            if self._second is None:
-                self._answer(jobs)
-                continue
-            self._ahead.acquire()
-            with entered(self._lane):
-                prepared = self._routed(jobs)
-            self._second.submit(self._run_ahead, jobs, prepared)
+            self.forwards.take(jobs)
 
     def _gather(self) -> list[Job]:
         """Requests for one forward: of one size, the first come first; empty at the end."""
@@ -180,61 +169,6 @@ class Batcher:
         self.waiting -= total
         return taken
 
-    def _answer(self, jobs: list[Job]) -> None:
-        """Route and answer; where that fails, one by one, so that one does not harm others."""
-        try:
-            self._finish(jobs, *self._prepare(jobs))
-        except Exception as error:
-            if len(jobs) > 1:
-                self._active += len(jobs) - 1
-                for job in jobs:
-                    self._answer([job])
-                return
-            if not jobs[0].done.done():
-                jobs[0].done.set_exception(_explained(error))
-        self._active -= 1
-
-    def _routed(self, jobs: list[Job]) -> tuple[Prepared, list[Current]] | None:
-        try:
-            return self._prepare(jobs)
-        except Exception:
-            return None  # the second thread finds out which of them it was
-
-    def _run_ahead(self, jobs: list[Job], ready: tuple[Prepared, list[Current]] | None) -> None:
-        with entered(self._lane):
-            try:
-                if ready is not None:
-                    self._finish(jobs, *ready)
-                    self._active -= 1
-            except Exception:
-                ready = None
-            if ready is None:
-                self._answer(jobs)
-        self._ahead.release()
-
-    def _prepare(self, jobs: Sequence[Job]) -> tuple[Prepared, list[Current]]:
-        currents = [job.stream.current for job in jobs]
-        pixels = self.model.check(torch.cat([job.levels for job in jobs]))
-        parts = pixels.split([len(job.levels) for job in jobs])
-        questions = [
-            Question(current.published, part, job.source)
-            for current, part, job in zip(currents, parts, jobs, strict=True)
-        ]
-        return prepare(self.model, questions), currents
-
-    def _finish(self, jobs: Sequence[Job], ready: Prepared, currents: list[Current]) -> None:
-        started = time.perf_counter()
-        answers = ready.run()
-        spent = time.perf_counter() - started
-        count = len(ready.pixels)
-        self.pace += 0.1 * (spent / count - self.pace)
-        self._ran(len(jobs), sum(len(job.levels) for job in jobs), spent)
-        for job, current, answer in zip(jobs, currents, answers, strict=True):
-            if job.done.done():
-                continue
-            self._answered(job, current.version, answer)
-            job.done.set_result((current.version, answer))
-
 
 def _still_wanted(job: Job) -> bool:
     if not job.done.set_running_or_notify_cancel():
@@ -243,10 +177,3 @@ def _still_wanted(job: Job) -> bool:
         job.done.set_exception(Busy("The deadline passed while the request waited.", 1.0))
         return False
     return True
-
-
-def _explained(error: Exception) -> Exception:
-    if isinstance(error, OstinatoError):
-        return error
-    logging.getLogger("ostinato.serve").exception("a request could not be answered")
-    return InputError(f"The images could not be answered ({type(error).__name__}).")

@@ -24,6 +24,7 @@ from ostinato.ops.blocks import find_blocks
 from ostinato.ops.snapshot import State
 from ostinato.serve.answers import seen
 from ostinato.serve.batching import Batcher, Job
+from ostinato.serve.forwards import Forwards
 from ostinato.serve.learning import Learner
 from ostinato.serve.loading import Served, method_config
 from ostinato.serve.metrics import Metrics
@@ -77,13 +78,11 @@ class Fleet:
         )
         batching = settings.batching
         self.batcher = Batcher(
-            served.model,
+            Forwards(served.model, self._answered, self.metrics.ran),
             images=batching.images,
             wait=batching.wait_ms / 1000,
             most=batching.waiting,
             threads=self.threads,
-            answered=self._answered,
-            ran=self.metrics.ran,
         )
         self.learner = Learner(
             share=settings.learning.share,
@@ -192,11 +191,14 @@ class Fleet:
         method = StreamMethod(self.served.model, method_config(self.settings, row.preset))
         # What a reset goes back to is the same for all of a preset, and kept once.
         method._initial = self._starts.setdefault(row.preset, method._initial)
-        return Stream(row, method, most=self.settings.learning.queue, answers=self.settings.answers)
+        made = Stream(row, method, most=self.settings.learning.queue, answers=self.settings.answers)
+        made.unwritten.clear()  # the start can be made again: a thousand of them need no room
+        return made
 
     def restore(self, row: StreamRow) -> Stream:
         """A stream as its newest whole snapshot has it; says what was lost."""
         stream = self._build(row)
+        stream.record.highest = self.store.highest_answered(row.id)
         sweep(self.store, row.id)
         parent = None
         for found, state, header, trouble in whole_states(self.store, row.id):
@@ -210,7 +212,6 @@ class Fleet:
                 continue
             stream.met = type(stream.met)(header["stream"]["sequences"])
             stream.learned, parent = int(header["stream"]["learned"]), found.version
-            stream.unwritten.clear()
             stream.saved = found.made
             break
         last = self.store.rows(
@@ -220,6 +221,7 @@ class Fleet:
         )
         if last:
             stream.lost = max(0, int(json.loads(last[0][0])["learned"]) - stream.learned)
+        stream.unwritten.clear()  # it is as the disk has it
         self.began(stream, parent, "restarted", lost=stream.lost)
         return stream
 
@@ -238,8 +240,8 @@ class Fleet:
 
     # What the threads report.
 
-    def _answered(self, job: Job, version: str, answer: Answer) -> None:
-        stream, looked = job.stream, seen(answer)
+    def _answered(self, job: Job, answer: Answer) -> None:
+        stream, looked = job.stream, seen(answer, job.ranked)
         stream.watch.note(
             domains=answer.domains,
             trust=answer.trust,

@@ -7,6 +7,7 @@ import io
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -21,6 +22,8 @@ FORMATS = ("JPEG", "PNG", "WEBP")
 NPY = b"\x93NUMPY"
 HEADER = 512
 """Bytes that the header of an npy file may take."""
+Part: TypeAlias = bytes | bytearray
+"""A file of a request, as it came."""
 
 
 class TooLarge(InputError):
@@ -60,11 +63,11 @@ class Fit:
         return picture.crop((left, top, left + self.side, top + self.side))
 
 
-def decode(parts: Sequence[bytes], fit: Fit, *, pixels: int, images: int) -> Tensor:
+def decode(parts: Sequence[Part], fit: Fit, *, pixels: int, images: int) -> Tensor:
     """(B, 3, H, W) in uint8 from encoded pictures or npy tensors, all of one size.
 
     Args:
-        parts: files as they came.
+        parts: files as they came; a tensor's own numbers are not copied out of its bytearray.
         fit: resizing of pictures; npy tensors have the model's size already.
         pixels: of one image at most.
         images: in all at most.
@@ -89,7 +92,7 @@ def decode(parts: Sequence[bytes], fit: Fit, *, pixels: int, images: int) -> Ten
     sizes = {tuple(one.shape[1:]) for one in found}
     if len(sizes) > 1:
         raise InputError("The images of a request have one size: send others by themselves.")
-    return torch.cat(found)
+    return found[0] if len(found) == 1 else torch.cat(found)
 
 
 def digest(levels: Tensor) -> str:
@@ -99,11 +102,11 @@ def digest(levels: Tensor) -> str:
     '...'
     """
     total = hashlib.blake2b(str(tuple(levels.shape)).encode(), digest_size=16)
-    total.update(levels.contiguous().numpy().tobytes())
+    total.update(levels.contiguous().numpy().data)
     return total.hexdigest()
 
 
-def _picture(data: bytes, fit: Fit, pixels: int) -> Tensor:
+def _picture(data: Part, fit: Fit, pixels: int) -> Tensor:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # sizes are checked here, not by Pillow
@@ -127,7 +130,7 @@ def _picture(data: bytes, fit: Fit, pixels: int) -> Tensor:
     return torch.from_numpy(array).permute(2, 0, 1)[None].contiguous()
 
 
-def _npy(data: bytes, fit: Fit, pixels: int, left: int) -> Tensor:
+def _npy(data: Part, fit: Fit, pixels: int, left: int) -> Tensor:
     shape, start = _npy_header(data)
     if len(shape) == 3:
         shape = (1, *shape)
@@ -141,10 +144,10 @@ def _npy(data: bytes, fit: Fit, pixels: int, left: int) -> Tensor:
     if len(data) - start != count:
         raise InputError(f"The tensor has {len(data) - start} bytes where {count} are announced.")
     array = np.frombuffer(data, np.uint8, count, start).reshape(shape)
-    return torch.from_numpy(array.copy())
+    return torch.from_numpy(array if array.flags.writeable else array.copy())
 
 
-def _npy_header(data: bytes) -> tuple[tuple[int, ...], int]:
+def _npy_header(data: Part) -> tuple[tuple[int, ...], int]:
     """Shape, and where the numbers begin; nothing is unpickled, no object type is taken."""
     try:
         head = io.BytesIO(data[: HEADER + 16])

@@ -32,10 +32,14 @@ class Record:
     >>> first, new = record.claim(1, "a")
     >>> new, record.claim(1, "a") == (first, False)
     (True, True)
+
+    Attributes:
+        highest: number that was ever answered; what is above it is in no record.
     """
 
     def __init__(self, most: int) -> None:
         self.most = most
+        self.highest = -1
         self._known: OrderedDict[int, Recorded] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -49,6 +53,12 @@ class Record:
                 return known, True
         check_digest(sequence, known.digest, digest)
         return known, False
+
+    def is_new(self, sequence: int) -> bool:
+        """Whether a number is above all that were answered, so that nobody has to look for it."""
+        with self._lock:
+            new, self.highest = sequence > self.highest, max(sequence, self.highest)
+        return new
 
     def release(self, sequence: int, error: BaseException) -> None:
         """It was not answered: the next one who comes with it may try."""

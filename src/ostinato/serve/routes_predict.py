@@ -10,19 +10,15 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
-from starlette.datastructures import UploadFile
-from starlette.exceptions import HTTPException
-from starlette.formparsers import MultiPartException
+from pydantic_core import to_json
 
-from ostinato.errors import InputError
 from ostinato.methods.ostinato.streams import Answer
 from ostinato.serve.answers import describe, label_png
 from ostinato.serve.app import Fleeted, needs
 from ostinato.serve.batching import Busy, Job
 from ostinato.serve.errors import responses
 from ostinato.serve.fleet import Fleet
-from ostinato.serve.guard import TooMuch
-from ostinato.serve.pixels import TooLarge, decode, digest
+from ostinato.serve.reading import RAW, read_images
 from ostinato.serve.record import Recorded, check_digest
 from ostinato.serve.schema import Prediction
 from ostinato.serve.sequences import LARGEST
@@ -31,7 +27,6 @@ from ostinato.serve.store import StorageError
 from ostinato.serve.stream import Stream
 
 router = APIRouter(prefix="/v1", tags=["predict"])
-RAW = ("image/jpeg", "image/png", "image/webp", "application/x-npy", "application/octet-stream")
 LONGEST = 64 * 1024
 """Bytes of an answer that are kept for a sequence number; a label map may be longer."""
 BINARY = {"type": "string", "format": "binary"}
@@ -85,50 +80,21 @@ async def predict(
     if fleet.batcher.waiting >= fleet.settings.batching.waiting:
         wait = fleet.batcher.waiting * fleet.batcher.pace
         raise Busy("Too many images are waiting.", wait)  # before anything is read
-    limits = fleet.settings.limits
-    parts = await _parts(request, limits.images)
-    levels = await asyncio.to_thread(
-        decode, parts, fleet.served.fit, pixels=limits.pixels, images=limits.images
-    )
+    levels, which = await read_images(request, fleet.served.fit, fleet.settings.limits)
     stream = fleet.streams.get(name)
     if stream is None:
         stream = await asyncio.to_thread(fleet.open, name)
     stream.asked += 1
     every = fleet.settings.compare
     compare = every > 0 and stream.asked % every == 0
-    job = Job(stream, levels, source or compare, until, digest(levels), sequence)
+    job = Job(stream, levels, source or compare, until, which, sequence, top)
     maps = "image/png" in request.headers.get("accept", "") and len(levels) == 1
     if sequence is not None:
-        return await _numbered(fleet, job, top, source)
+        return await _numbered(fleet, job, source)
     version, answer = await _answered(fleet, job)
     if maps and answer.logits.ndim > 2:
         return _map(fleet, answer, version)
-    return _json(_prediction(fleet, job, version, answer, top, source))
-
-
-async def _parts(request: Request, most: int) -> list[bytes]:
-    """The files of a request, none of them opened yet."""
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind in RAW:
-        body = await request.body()
-        return [body] if body else []
-    if kind != "multipart/form-data":
-        raise HTTPException(415, f"Send multipart/form-data, or one of {', '.join(RAW)}.")
-    try:
-        async with request.form(max_files=most + 1, max_fields=16) as form:
-            files = [part for part in form.getlist("images") if isinstance(part, UploadFile)]
-            if len(files) > most:
-                raise TooLarge(f"At most {most} images a request: send them in several.")
-            return [await part.read() for part in files]
-    except TooMuch:
-        raise
-    except (MultiPartException, HTTPException) as error:
-        text = str(getattr(error, "message", None) or getattr(error, "detail", ""))
-        if "Too many" in text:
-            raise TooLarge(f"At most {most} images a request: send them in several.") from None
-        raise InputError(f"The multipart body cannot be read ({text[:100]}).") from None
-    except (ValueError, KeyError, AssertionError) as error:
-        raise InputError(f"The multipart body cannot be read ({type(error).__name__}).") from None
+    return _json(_prediction(fleet, job, version, answer, source))
 
 
 async def _answered(fleet: Fleet, job: Job) -> tuple[str, Answer]:
@@ -136,7 +102,7 @@ async def _answered(fleet: Fleet, job: Job) -> tuple[str, Answer]:
     return await asyncio.wrap_future(job.done)
 
 
-async def _numbered(fleet: Fleet, job: Job, top: int, source: bool) -> Response:
+async def _numbered(fleet: Fleet, job: Job, source: bool) -> Response:
     """Answer a sequence number once; whoever comes with it again gets the same answer."""
     stream, sequence = job.stream, job.sequence
     assert sequence is not None
@@ -145,15 +111,16 @@ async def _numbered(fleet: Fleet, job: Job, top: int, source: bool) -> Response:
         found = await asyncio.wrap_future(_shared(recorded))
         return _again(json.loads(found))
     try:
-        kept = await asyncio.to_thread(_on_disk, fleet, stream, sequence)
+        kept = None
+        if not stream.record.is_new(sequence):
+            kept = await asyncio.to_thread(_on_disk, fleet, stream, sequence)
         if kept is not None:
             check_digest(sequence, kept[0], job.digest)
             recorded.body.set_result(json.dumps(kept[1]).encode())
             return _again(kept[1])
         known = sequence in stream.met
         version, answer = await _answered(fleet, job)
-        prediction = _prediction(fleet, job, version, answer, top, source)
-        prediction.repeated = known
+        prediction = _prediction(fleet, job, version, answer, source) | {"repeated": known}
     except BaseException as error:
         stream.record.release(sequence, error if isinstance(error, Exception) else Busy("", 1.0))
         raise
@@ -169,7 +136,7 @@ def _on_disk(fleet: Fleet, stream: Stream, sequence: int) -> tuple[str, dict[str
 
 
 def _kept(
-    fleet: Fleet, stream: Stream, recorded: Recorded, job: Job, prediction: Prediction
+    fleet: Fleet, stream: Stream, recorded: Recorded, job: Job, prediction: dict[str, Any]
 ) -> Response:
     response = _json(prediction)
     body = bytes(response.body)
@@ -183,7 +150,7 @@ def _kept(
 
 
 def _again(found: dict[str, Any]) -> Response:
-    return _json(Prediction.model_validate(found | {"repeated": True}))
+    return _json(found | {"repeated": True})
 
 
 def _shared(recorded: Recorded) -> Future[bytes]:
@@ -204,25 +171,22 @@ def _shared(recorded: Recorded) -> Future[bytes]:
 
 
 def _prediction(
-    fleet: Fleet, job: Job, version: str, answer: Answer, top: int, source: bool
-) -> Prediction:
-    images = describe(answer, fleet.served.names, top=top)
-    if not source:
-        for one in images:
-            one.source = one.source_map = None
-    return Prediction(
-        stream=job.stream.name,
-        version=version,
-        model=fleet.served.fingerprint,
-        sequence=job.sequence,
-        repeated=False,
-        learning=job.learning,
-        images=images,
-    )
+    fleet: Fleet, job: Job, version: str, answer: Answer, source: bool
+) -> dict[str, Any]:
+    """What `Prediction` declares; made without it, since checking it takes longer than all else."""
+    return {
+        "stream": job.stream.name,
+        "version": version,
+        "model": fleet.served.fingerprint,
+        "sequence": job.sequence,
+        "repeated": False,
+        "learning": job.learning,
+        "images": describe(answer, fleet.served.names, job.top, job.ranked, source=source),
+    }
 
 
-def _json(prediction: Prediction) -> Response:
-    return Response(prediction.model_dump_json(), media_type="application/json")
+def _json(prediction: dict[str, Any]) -> Response:
+    return Response(to_json(prediction, inf_nan_mode="null"), media_type="application/json")
 
 
 def _map(fleet: Fleet, answer: Answer, version: str) -> Response:

@@ -19,8 +19,9 @@ from ostinato.serve.keys import list_keys
 from ostinato.serve.loading import load_served
 from ostinato.serve.settings import Settings
 from ostinato.serve.store import Store
+from ostinato.serve.wire import choose_parser
 
-SWITCH = 0.001
+SWITCH = 0.0001
 """Seconds after which a thread that computes in Python lets another one in."""
 
 
@@ -99,7 +100,7 @@ def until_told(app: FastAPI, known: Leaves, taken: socket.socket) -> None:
         server_header=False,
         timeout_keep_alive=30,
         timeout_graceful_shutdown=3,
-        h11_max_incomplete_event_size=32 * 1024,
+        **choose_parser(),
     )
     _Server(config, known).run(sockets=[taken])
 

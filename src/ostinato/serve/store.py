@@ -261,6 +261,12 @@ class Store:
             return digest, json.loads(body)
         return None
 
+    def highest_answered(self, stream: int) -> int:
+        """The highest sequence number that an answer is recorded for; -1 where there is none."""
+        query = "SELECT max(sequence) FROM answers WHERE stream = ?"
+        found = self.rows(query, (stream,))[0][0]
+        return -1 if found is None else int(found)
+
     def events(
         self,
         stream: int | None,

@@ -212,9 +212,13 @@ class Prepared:
     again: list[list[int] | None]
     temperatures: list[Mapping[int, float]]
 
-    @torch.no_grad()
     def run(self) -> list[Answer]:
         """One forward for all."""
+        return self.launch().answers()
+
+    @torch.no_grad()
+    def launch(self) -> Launched:
+        """Begin that forward; on a GPU it is under way when this returns."""
         single = self.index[0] if len(set(self.index)) == 1 else None
         index = torch.tensor(self.index, device=self.pixels.device)
         learned = any(one.expert.branches for one in self.held)
@@ -226,12 +230,39 @@ class Prepared:
             torch.autocast(kind, torch.bfloat16, enabled=half),
             self.model.hooks.open(now),
         ):
-            logits = self.model(self.pixels).float().cpu()
-        found = []
-        told = zip(self.answers, self.places, self.again, self.temperatures, strict=True)
+            logits = self.model(self.pixels).float()
+        if not logits.is_cuda or logits.ndim > 2:
+            return Launched(self, logits.cpu())
+        host = torch.empty(logits.shape, pin_memory=True).copy_(logits, non_blocking=True)
+        done = torch.cuda.Event()
+        done.record()
+        return Launched(self, host, done)
+
+
+@dataclass(frozen=True)
+class Launched:
+    """A forward under way, with what it reads: nobody else gets that before it is done.
+
+    Attributes:
+        prepared: the questions.
+        logits: on the CPU, once it is done.
+        done: tells when, on a GPU.
+    """
+
+    prepared: Prepared
+    logits: Tensor
+    done: Any = None
+
+    @torch.no_grad()
+    def answers(self) -> list[Answer]:
+        """Wait for the forward; what each question is answered."""
+        if self.done is not None:
+            self.done.synchronize()
+        mine, found = self.prepared, list[Answer]()
+        told = zip(mine.answers, mine.places, mine.again, mine.temperatures, strict=True)
         for parts, place, again, heat in told:
-            source = None if again is None else logits[again]
-            own = tempered(logits[place.start : place.stop], parts["domains"], heat)
+            source = None if again is None else self.logits[again]
+            own = tempered(self.logits[place.start : place.stop], parts["domains"], heat)
             found.append(Answer(own, source=source, **parts))
         return found
 
