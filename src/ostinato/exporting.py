@@ -14,7 +14,7 @@ from ostinato.methods.base import Method
 from ostinato.methods.ostinato import Ostinato
 
 Form = Literal["module", "torch", "onnx"]
-ALL = "maps"
+_ALL = "maps"
 """As a domain: none is built in, the maps of all come in as inputs."""
 CLOSE = 1e-4
 """How near an export's logits are to the live model's, or it is refused."""
@@ -96,7 +96,7 @@ def _frozen(adapted: Method, domain: int | str | None) -> nn.Module:
             _own(adapted)
         return bare_copy(adapted.model).eval().requires_grad_(False)
     version = adapted.version
-    if domain == ALL:
+    if domain == _ALL:
         if version.shared or any(expert.branches for expert in version.experts.values()):
             raise ConfigError("domain='maps' is for preset='forward-only': branches were learned.")
         return MapsAsInputs(adapted.model)
@@ -136,7 +136,7 @@ class Tempered(nn.Module):
 def _inputs(adapted: Method, domain: int | str | None, pixels: Tensor) -> tuple[Any, ...]:
     if len(pixels) < 2:
         pixels = pixels.repeat(2, 1, 1, 1)  # a batch of one would be taken for the only length
-    if domain != ALL:
+    if domain != _ALL:
         return (pixels,)
     maps, _ = input_maps(adapted)
     index = torch.arange(len(pixels), device=pixels.device) % len(maps[0][0])

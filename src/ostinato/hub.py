@@ -26,7 +26,7 @@ SETTINGS, STATISTICS, STATE, CARD = (
 )
 
 
-def save_pretrained(adapted: Method, folder: str | Path, *, base: str = "") -> Path:
+def _save_pretrained(adapted: Method, folder: str | Path, *, base: str = "") -> Path:
     """Write settings, statistics, state and a model card; `base` names the base model."""
     place = Path(folder)
     place.mkdir(parents=True, exist_ok=True)
@@ -44,14 +44,14 @@ def save_pretrained(adapted: Method, folder: str | Path, *, base: str = "") -> P
         statistics.save(place / STATISTICS)
     adapted.save(place / STATE)
     write_atomically(place / SETTINGS, (json.dumps(about, indent=1) + "\n").encode())
-    write_atomically(place / CARD, model_card(adapted, base).encode())
+    write_atomically(place / CARD, _model_card(adapted, base).encode())
     return place
 
 
 def push_to_hub(
     adapted: Method, repo: str, *, base: str = "", private: bool = True, api: Any = None
 ) -> str:
-    """Upload what `save_pretrained` writes; the address of the repository.
+    """Upload what `_save_pretrained` writes; the address of the repository.
 
     Args:
         adapted: what `adapt` returned.
@@ -62,7 +62,7 @@ def push_to_hub(
     """
     client = api or _client()
     with tempfile.TemporaryDirectory() as folder:
-        save_pretrained(adapted, folder, base=base)
+        _save_pretrained(adapted, folder, base=base)
         address = client.create_repo(repo, private=private, exist_ok=True)
         client.upload_folder(repo_id=repo, folder_path=folder)
     return str(address)
@@ -113,7 +113,7 @@ def _about(folder: Path) -> dict[str, Any]:
         ) from None
 
 
-def model_card(adapted: Method, base: str = "") -> str:
+def _model_card(adapted: Method, base: str = "") -> str:
     """What the repository's page says."""
     head = ["---", "library_name: ostinato", "tags: [test-time-adaptation]"]
     head += [f"base_model: {base}"] if base else []

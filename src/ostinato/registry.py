@@ -14,10 +14,10 @@ from typing import Any, Generic, TypeVar
 
 from ostinato.errors import UnknownName, did_you_mean
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 
-class Registry(Generic[T]):
+class Registry(Generic[_T]):
     """A named collection that fills itself from a package and from entry points.
 
     >>> shapes: Registry[type] = Registry("shape")
@@ -34,13 +34,13 @@ class Registry(Generic[T]):
     def __init__(self, kind: str, home: str | None = None) -> None:
         self.kind = kind
         self.home = home
-        self._items: dict[str, T] = {}
+        self._items: dict[str, _T] = {}
         self._filled = home is None
 
-    def register(self, name: str) -> Callable[[T], T]:
+    def register(self, name: str) -> Callable[[_T], _T]:
         """Decorator: give the thing below a name."""
 
-        def add(item: T) -> T:
+        def add(item: _T) -> _T:
             known = self._items.get(name)
             if known is not None and _origin(known) != _origin(item):
                 raise ValueError(f"two {self.kind}s are called {name!r}: {known!r} and {item!r}")
@@ -49,7 +49,7 @@ class Registry(Generic[T]):
 
         return add
 
-    def __getitem__(self, name: str) -> T:
+    def __getitem__(self, name: str) -> _T:
         self._fill()
         if name not in self._items:
             hint = did_you_mean(name, self._items)

@@ -28,7 +28,7 @@ from ostinato.registry import (
 )
 
 Rows = list[list[str]]
-COLLECTIONS = (METHODS, DESCRIPTORS, DISCRIMINATORS, CORRUPTIONS, DATASETS, STREAMS, TABLES)
+_COLLECTIONS = (METHODS, DESCRIPTORS, DISCRIMINATORS, CORRUPTIONS, DATASETS, STREAMS, TABLES)
 
 
 def remembered(name: str, make: Callable[[], Rows], folder: Path | None = None) -> Rows:
@@ -63,7 +63,7 @@ def _key() -> str:
     for path in sorted(home.rglob("*.py")):
         facts = path.stat()
         total.update(f"{path}|{facts.st_size}|{facts.st_mtime_ns}\n".encode())
-    for group in sorted({one.home for one in COLLECTIONS if one.home is not None}):
+    for group in sorted({one.home for one in _COLLECTIONS if one.home is not None}):
         for point in sorted(entry_points(group=group), key=str):
             version = point.dist.version if point.dist is not None else ""
             total.update(f"{point}|{version}\n".encode())

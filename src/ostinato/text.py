@@ -9,7 +9,7 @@ import yaml
 
 from ostinato.errors import ConfigError
 
-LARGEST = 1 << 20
+_LARGEST = 1 << 20
 """Bytes of settings; the longest spec in use has a few thousand."""
 DEEPEST = 20
 """Lists and tables within each other."""
@@ -19,11 +19,11 @@ def read_yaml(path: str | Path) -> Any:
     """The settings in a file, within limits; a ConfigError that names the file otherwise."""
     try:
         with Path(path).open("rb") as file:
-            content = file.read(LARGEST + 1)
+            content = file.read(_LARGEST + 1)
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}. Name a YAML file.") from None
-    if len(content) > LARGEST:
-        raise ConfigError(f"{path} has more than {LARGEST:,} bytes, so it is no file of settings.")
+    if len(content) > _LARGEST:
+        raise ConfigError(f"{path} has more than {_LARGEST:,} bytes, so it is no file of settings.")
     try:
         text = content.decode("utf-8")
     except UnicodeDecodeError:

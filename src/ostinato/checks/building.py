@@ -85,12 +85,12 @@ def taken_back(method: Method) -> str | None:
     flags = {name: p.requires_grad for name, p in source.named_parameters()}
     if flags != {name: p.requires_grad for name, p in back.named_parameters()}:
         return "requires_grad flags differ"
-    if any(hooks(module) for module in back.modules()):
+    if any(_hooks(module) for module in back.modules()):
         return "hooks are left on the model"
     return None if type(back) is type(source) else "it is another class"
 
 
-def hooks(module: nn.Module) -> int:
+def _hooks(module: nn.Module) -> int:
     """How many hooks a module carries."""
     kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
     return sum(len(getattr(module, kind)) for kind in kinds)

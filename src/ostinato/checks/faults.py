@@ -20,14 +20,14 @@ from ostinato.errors import StateError
 from ostinato.methods.base import Method
 from ostinato.ops.snapshot import load_state
 
-HOOKS = ("inspect", "route", "steps", "objective", "update", "answer", "after", "advance")
+_HOOKS = ("inspect", "route", "steps", "objective", "update", "answer", "after", "advance")
 """What the loop calls on a method, in the order of a batch."""
-ANSWERS = ("inspect", "respond", "preview", "source_logits")
+_ANSWERS = ("inspect", "respond", "preview", "source_logits")
 """What `predict` calls."""
 THREADS, CALLS = 4, 3
 
 
-class Injected(Exception):
+class _Injected(Exception):
     """What the suite throws into a method."""
 
 
@@ -62,12 +62,12 @@ def check_exceptions(build: Build) -> str | None:
     """After an exception at any hook it can be reset and unwrapped as if nothing had been."""
     method = build()
     batch = small_batches(1, size=4)[0]
-    for place in places(method):
+    for place in _places(method):
         for late in (False, True):
             try:
-                with broken(method, place, late):
+                with _broken(method, place, late):
                     run(method, [batch])
-            except Injected:
+            except _Injected:
                 method.reset()
             except Exception as error:
                 return f"an exception in {place} became {type(error).__name__}: {error}"
@@ -78,12 +78,12 @@ def check_exceptions(build: Build) -> str | None:
 def _keeps_state(method: Method, batch: Tensor) -> str | None:
     """What an exception on the way to an answer changes, if anything: it learns nothing there."""
     before = method.export_state().clone()
-    for place in (*ANSWERS, *blocks(method)):
+    for place in (*_ANSWERS, *_blocks(method)):
         for late in (False, True):
             try:
-                with broken(method, place, late):
+                with _broken(method, place, late):
                     method.predict(batch, source=True)
-            except Injected:
+            except _Injected:
                 pass
             except Exception as error:
                 return f"an exception in {place} became {type(error).__name__}: {error}"
@@ -92,21 +92,21 @@ def _keeps_state(method: Method, batch: Tensor) -> str | None:
     return None
 
 
-def places(method: Method) -> list[str]:
+def _places(method: Method) -> list[str]:
     """Where an exception can be thrown in: hooks, blocks of the model, the optimizer's step."""
-    return [*HOOKS, *blocks(method), "optimizer"]
+    return [*_HOOKS, *_blocks(method), "optimizer"]
 
 
-def blocks(method: Method) -> list[str]:
+def _blocks(method: Method) -> list[str]:
     """Three modules of the model, from its beginning to its end."""
     inner = [name for name, module in method.model.base.named_modules() if name.count(".") == 1]
     return [f"model.{name}" for name in inner[:: max(1, len(inner) // 3)][:3]]
 
 
 @contextmanager
-def broken(method: Method, place: str, late: bool) -> Iterator[None]:
+def _broken(method: Method, place: str, late: bool) -> Iterator[None]:
     """Something that throws, before it does its work or after."""
-    if place in (*HOOKS, *ANSWERS):
+    if place in (*_HOOKS, *_ANSWERS):
         with mock.patch.object(method, place, _throwing(getattr(method, place), late)):
             yield
         return
@@ -130,18 +130,18 @@ def _throwing(work: Callable[..., Any], late: bool) -> Callable[..., Any]:
     def instead(*given: Any, **named: Any) -> Any:
         if late:
             work(*given, **named)
-        raise Injected
+        raise _Injected
 
     return instead
 
 
 def _throw(module: nn.Module, inputs: Any, output: Any) -> None:
-    raise Injected
+    raise _Injected
 
 
 def _before(module: nn.Module) -> Any:
     def throw(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        raise Injected
+        raise _Injected
 
     return module.register_forward_pre_hook(throw)
 

@@ -11,7 +11,7 @@ from ostinato.methods.base import Method
 
 SIZE = 32
 CLASSES = 5
-SURE = 6.0
+_SURE = 6.0
 """What the classifier's weights are multiplied by, so that methods find predictions to trust."""
 
 
@@ -84,5 +84,5 @@ def example_model(kind: type[Method]) -> nn.Module:
     model = small_cnn() if kind.info.norms == "batch" else small_model()
     head = [module for module in model.modules() if isinstance(module, nn.Linear)][-1]
     with torch.no_grad():
-        head.weight.mul_(SURE)
+        head.weight.mul_(_SURE)
     return model

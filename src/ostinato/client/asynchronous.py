@@ -21,7 +21,7 @@ from ostinato.serve.schema import (
     StreamInfo,
 )
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 
 class AsyncClient:
@@ -55,7 +55,7 @@ class AsyncClient:
         """Let go of connections."""
         await self._http.aclose()
 
-    async def send(self, call: Call[T]) -> T:
+    async def send(self, call: Call[_T]) -> _T:
         """Make a call; come back later where the server is busy."""
         until = time.monotonic() + self.patience
         while True:

@@ -21,17 +21,16 @@ from ostinato.serve.schema import (
     StreamInfo,
 )
 
-T = TypeVar("T")
-NPY = "application/x-npy"
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
-class Call(Generic[T]):
+class Call(Generic[_T]):
     """One request, and how its answer is read."""
 
     method: str
     path: str
-    parse: Callable[[httpx.Response], T]
+    parse: Callable[[httpx.Response], _T]
     query: dict[str, Any] = field(default_factory=dict)
     body: Any = None
     content: bytes | None = None

@@ -13,10 +13,10 @@ CAMERAS = {
     "dock": ("clean", "pixelate", "frost"),
 }
 """What each camera sees, again and again."""
-SEVERITY = 5
-IMAGES = 8
+_SEVERITY = 5
+_IMAGES = 8
 """Of a request."""
-KEPT = 240
+_KEPT = 240
 """Different images of a camera."""
 
 
@@ -56,10 +56,10 @@ def _pictures(weather: str) -> Callable[[], object]:
     from ostinato.data.corruptions import corrupt
     from ostinato.data.embedded import embedded_images
 
-    images = embedded_images("test")[0][:KEPT]
+    images = embedded_images("test")[0][:_KEPT]
     if weather != "clean":
         seeds = list(range(len(images)))
-        found = corrupt(images, weather, SEVERITY, seeds, constants="cifar")
+        found = corrupt(images, weather, _SEVERITY, seeds, constants="cifar")
         images = found if found.dtype == torch.uint8 else (255 * found).round().to(torch.uint8)
-    parts = itertools.cycle(images.split(IMAGES))
+    parts = itertools.cycle(images.split(_IMAGES))
     return lambda: next(parts).numpy()

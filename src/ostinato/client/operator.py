@@ -40,7 +40,7 @@ def _move(client: Client, name: str, given: Given) -> Any:
     return client.move(name, int(given["to"]))
 
 
-WORK: dict[str, Callable[[Client, str, Given], Any]] = {
+_WORK: dict[str, Callable[[Client, str, Given], Any]] = {
     "show": lambda client, name, given: client.stream(name),
     "snapshots": lambda client, name, given: client.snapshots(name),
     "events": lambda client, name, given: client.events(name),
@@ -61,12 +61,12 @@ WORK: dict[str, Callable[[Client, str, Given], Any]] = {
 
 def operate(url: str, key: str | None, what: str, name: str | None, given: Given) -> Any:
     """Do one thing; what comes back is plain data for JSON, or None."""
-    if what != "list" and what not in WORK:
-        raise ConfigError(f"Streams cannot be {what!r}. {did_you_mean(what, ['list', *WORK])}")
+    if what != "list" and what not in _WORK:
+        raise ConfigError(f"Streams cannot be {what!r}. {did_you_mean(what, ['list', *_WORK])}")
     if what != "list" and name is None:
         raise ConfigError(f"Name the stream: ostinato streams {what} NAME")
     with Client(url, key) as client:
-        found = client.streams() if what == "list" else WORK[what](client, str(name), given)
+        found = client.streams() if what == "list" else _WORK[what](client, str(name), given)
     return _plain(found)
 
 

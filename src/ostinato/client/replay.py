@@ -16,20 +16,20 @@ from PIL import Image, ImageSequence, UnidentifiedImageError
 from ostinato.client.sync import Client
 from ostinato.errors import DataError
 
-PICTURES = {".jpg", ".jpeg", ".png", ".webp", ".npy"}
-MOVING = {".gif", ".webp", ".png", ".apng", ".tif", ".tiff"}
+_PICTURES = {".jpg", ".jpeg", ".png", ".webp", ".npy"}
+_MOVING = {".gif", ".webp", ".png", ".apng", ".tif", ".tiff"}
 
 
 def frames(source: Path) -> Iterator[bytes]:
     """Encoded images, in order: a folder's by name, a video's by time."""
     if source.is_dir():
-        found = sorted(path for path in source.rglob("*") if path.suffix.lower() in PICTURES)
+        found = sorted(path for path in source.rglob("*") if path.suffix.lower() in _PICTURES)
         if not found:
-            raise DataError(f"{source} holds no images ({', '.join(sorted(PICTURES))}).")
+            raise DataError(f"{source} holds no images ({', '.join(sorted(_PICTURES))}).")
         yield from (path.read_bytes() for path in found)
     elif not source.is_file():
         raise DataError(f"There is no folder or file {source}.")
-    elif source.suffix.lower() in PICTURES | MOVING:
+    elif source.suffix.lower() in _PICTURES | _MOVING:
         yield from _pillow(source)
     else:
         yield from _video(source)

@@ -20,7 +20,7 @@ from ostinato.serve.schema import (
     StreamInfo,
 )
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 
 class Client:
@@ -54,7 +54,7 @@ class Client:
         """Let go of connections."""
         self._http.close()
 
-    def send(self, call: Call[T]) -> T:
+    def send(self, call: Call[_T]) -> _T:
         """Make a call; come back later where the server is busy."""
         until = time.monotonic() + self.patience
         while True:

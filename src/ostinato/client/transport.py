@@ -10,8 +10,8 @@ import httpx
 from ostinato.client.calls import Call
 from ostinato.errors import OstinatoError
 
-T = TypeVar("T")
-KEY = "OSTINATO_KEY"
+_T = TypeVar("_T")
+_KEY = "OSTINATO_KEY"
 """The variable that holds a key where none is passed."""
 
 
@@ -34,12 +34,12 @@ class Unreachable(OstinatoError):
 
 def options(url: str, key: str | None, timeout: float) -> dict[str, Any]:
     """For httpx's own clients."""
-    shown = key if key is not None else os.environ.get(KEY)
+    shown = key if key is not None else os.environ.get(_KEY)
     headers = {"authorization": f"Bearer {shown}"} if shown else {}
     return {"base_url": url, "headers": headers, "timeout": timeout}
 
 
-def request(call: Call[T]) -> dict[str, Any]:
+def request(call: Call[_T]) -> dict[str, Any]:
     """A call as httpx takes it."""
     given: dict[str, Any] = {"method": call.method, "url": call.path, "params": call.query}
     if call.files:
@@ -53,7 +53,7 @@ def request(call: Call[T]) -> dict[str, Any]:
     return given
 
 
-def read(call: Call[T], response: httpx.Response) -> T:
+def read(call: Call[_T], response: httpx.Response) -> _T:
     """The answer to a call, or a ServerError."""
     if response.status_code < 400:
         return call.parse(response)

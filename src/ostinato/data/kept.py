@@ -24,7 +24,7 @@ def batch_key(stream: Stream, index: int) -> tuple[Key, int]:
     return key, segment.round
 
 
-class KeptStream:
+class _KeptStream:
     """Stands for a stream and remembers the batches it has given, up to some memory.
 
     The same images in a later round are the same pixels, so they are kept once.
@@ -55,4 +55,4 @@ class KeptStream:
 
 def keep(stream: Stream, memory: float) -> Stream:
     """The stream with up to `memory` GiB of its batches kept."""
-    return stream if memory <= 0 else cast(Stream, KeptStream(stream, memory))
+    return stream if memory <= 0 else cast(Stream, _KeptStream(stream, memory))

@@ -18,15 +18,15 @@ from ostinato.data.embedded import CLASSES, SIZE, embedded_images, embedded_mode
 from ostinato.data.splits import stable_hash
 
 ROWS, COLUMNS = 2, 3
-PICTURES = 25
+_PICTURES = 25
 """Of each weather."""
-WEATHERS = {
+_WEATHERS = {
     "fog": "driving_fog",
     "night": "driving_night",
     "rain": "driving_rain",
     "snow": "driving_snow",
 }
-SEVERITY = 3
+_SEVERITY = 3
 MOSAIC = "embedded-mosaic"
 MOSAIC_NOTE = (
     "ACDC's stand-in: mosaics of 2 × 3 embedded images under synthetic weather (severity 3); the "
@@ -89,15 +89,15 @@ def mosaics(images: Tensor, labels: Tensor, count: int) -> tuple[Tensor, Tensor]
 def weather_mosaics() -> Dataset:
     """ACDC's stand-in: other images in each of the four weathers."""
     images, labels, _ = embedded_images("test")
-    each = PICTURES * ROWS * COLUMNS
+    each = _PICTURES * ROWS * COLUMNS
     pictures, maps, names = [], [], []
-    for number, (weather, corruption) in enumerate(WEATHERS.items()):
+    for number, (weather, corruption) in enumerate(_WEATHERS.items()):
         part = slice(number * each, (number + 1) * each)
-        clear, truth = mosaics(images[part], labels[part], PICTURES)
-        seeds = [stable_hash(f"{weather}/{n}") for n in range(PICTURES)]
-        pictures.append(corrupt(clear, corruption, SEVERITY, seeds, constants="imagenet"))
+        clear, truth = mosaics(images[part], labels[part], _PICTURES)
+        seeds = [stable_hash(f"{weather}/{n}") for n in range(_PICTURES)]
+        pictures.append(corrupt(clear, corruption, _SEVERITY, seeds, constants="imagenet"))
         maps.append(truth)
-        names += [weather] * PICTURES
+        names += [weather] * _PICTURES
     return ArrayDataset(
         torch.cat(pictures), torch.cat(maps), names, name="acdc", class_names=CLASSES
     )
@@ -106,7 +106,7 @@ def weather_mosaics() -> Dataset:
 def street_mosaics() -> Dataset:
     """CamVid's stand-in: clean mosaics, which a stream shows under one weather after another."""
     images, labels, _ = embedded_images("test")
-    return ArrayDataset(*mosaics(images, labels, PICTURES), name="camvid", class_names=CLASSES)
+    return ArrayDataset(*mosaics(images, labels, _PICTURES), name="camvid", class_names=CLASSES)
 
 
 def clear_mosaics() -> Dataset:

@@ -116,7 +116,7 @@ def open_domains(config: DomainsConfig, opener: OpenDataset) -> list[Domain]:
             return [Domain(name, dataset, dataset.indices(name)) for name in dataset.domains()]
     dataset = opener(config.dataset, **config.options)
     texts = config.domains or _default_domains(dataset, config.order)
-    return [resolve_domain(text, dataset, opener, config.severity) for text in texts]
+    return [_resolve_domain(text, dataset, opener, config.severity) for text in texts]
 
 
 def _default_domains(dataset: Dataset, order: int) -> tuple[str, ...]:
@@ -156,7 +156,7 @@ def parse_domain(text: str) -> DomainName:
     return DomainName(before if colon else None, base, corruption or None, severity)
 
 
-def resolve_domain(text: str, dataset: Dataset, opener: OpenDataset, severity: int = 5) -> Domain:
+def _resolve_domain(text: str, dataset: Dataset, opener: OpenDataset, severity: int = 5) -> Domain:
     """The domain that a spelling names."""
     written = parse_domain(text)
     if written.dataset is not None and written.dataset != dataset.name:

@@ -16,7 +16,7 @@ from ostinato.types import Batch
 
 
 @dataclass(frozen=True)
-class Stored:
+class _Stored:
     """Where a batch's pixels and labels lie; the rest of it is small and kept as it is."""
 
     path: str
@@ -26,10 +26,10 @@ class Stored:
     rest: Batch
 
 
-Written = list[tuple[Key, Stored]]
+Written = list[tuple[Key, _Stored]]
 
 
-def write_batches(stream: Stream, indices: Sequence[int], path: str) -> Written:
+def _write_batches(stream: Stream, indices: Sequence[int], path: str) -> Written:
     """Make batches and write them into one file, one after the other."""
     written: Written = []
     with Path(path).open("wb") as file:
@@ -44,11 +44,11 @@ def write_batches(stream: Stream, indices: Sequence[int], path: str) -> Written:
             bare = replace(batch, images=batch.images[:0].clone(), labels=None)
             key, _ = batch_key(stream, index)
             shapes = tuple(batch.images.shape), tuple(labels.shape)
-            written.append((key, Stored(path, place, *shapes, bare)))
+            written.append((key, _Stored(path, place, *shapes, bare)))
     return written
 
 
-class SharedStream:
+class _SharedStream:
     """Stands for a stream, with batches read from files; those that are not there are made.
 
     It travels to other processes as a list of places, not as pixels.
@@ -110,8 +110,8 @@ def share(
     # Dealt out like cards: neighbours cost the same, distant corruptions do not.
     hands = [wanted[n :: 4 * jobs] for n in range(4 * jobs)]
     tasks = [(stream, hand, str(folder / f"{n}.bin")) for n, hand in enumerate(hands) if hand]
-    written = [entry for part in spread(write_batches, tasks) for entry in part]
-    return cast(Stream, SharedStream(stream, written))
+    written = [entry for part in spread(_write_batches, tasks) for entry in part]
+    return cast(Stream, _SharedStream(stream, written))
 
 
 def distinct(stream: Stream) -> list[int]:

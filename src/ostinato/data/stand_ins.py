@@ -37,19 +37,19 @@ LOOKS_NOTE = (
 )
 
 
-def dimmed(images: Tensor, share: float) -> Tensor:
+def _dimmed(images: Tensor, share: float) -> Tensor:
     """Pixels in [0, 1], a little darker: a new photographer, the same things."""
     return images * share
 
 
-def hidden(images: Tensor) -> Tensor:
+def _hidden(images: Tensor) -> Tensor:
     """Low contrast, and a grey bar over the lower third."""
     result = 0.5 * images + 0.25
     result[:, :, 2 * images.shape[2] // 3 :] = 0.5
     return result
 
 
-def rendition(images: Tensor) -> Tensor:
+def _rendition(images: Tensor) -> Tensor:
     """Flat, saturated colours: four levels a channel after smoothing."""
     smooth = F.avg_pool2d(F.pad(images, (1, 1, 1, 1), mode="replicate"), 3, stride=1)
     grey = smooth.mean(1, keepdim=True)
@@ -57,7 +57,7 @@ def rendition(images: Tensor) -> Tensor:
     return (vivid * 3).round() / 3
 
 
-def sketch(images: Tensor) -> Tensor:
+def _sketch(images: Tensor) -> Tensor:
     """Dark strokes on white where brightness changes."""
     grey = F.pad(images.mean(1, keepdim=True), (1, 1, 1, 1), mode="replicate")
     across = grey[..., 1:-1, 2:] - grey[..., 1:-1, :-2]
@@ -79,7 +79,7 @@ def _v2() -> Dataset:
     third = 100
     parts = [images[n * third : (n + 1) * third] for n in range(len(VARIANTS))]
     shades = (0.8, 1.0, 0.9)
-    pictures = [_pixels(p, partial(dimmed, share=s)) for p, s in zip(parts, shades, strict=True)]
+    pictures = [_pixels(p, partial(_dimmed, share=s)) for p, s in zip(parts, shades, strict=True)]
     return ArrayDataset(
         torch.cat(pictures),
         labels[: third * len(VARIANTS)],
@@ -111,9 +111,9 @@ _MAKERS: dict[str, Callable[[], Dataset]] = {
     "imagenet-c": lambda: _whole("imagenet-c", "test"),
     "cifar100-c": lambda: _whole("cifar100-c", "test"),
     "imagenet-v2": _v2,
-    "imagenet-a": lambda: _look("imagenet-a", hidden, 75, part=True),
-    "imagenet-r": lambda: _look("imagenet-r", rendition, 300, part=True),
-    "imagenet-sketch": lambda: _look("imagenet-sketch", sketch, 500, part=False),
+    "imagenet-a": lambda: _look("imagenet-a", _hidden, 75, part=True),
+    "imagenet-r": lambda: _look("imagenet-r", _rendition, 300, part=True),
+    "imagenet-sketch": lambda: _look("imagenet-sketch", _sketch, 500, part=False),
     "acdc": weather_mosaics,
     "camvid": street_mosaics,
     MOSAIC: clear_mosaics,

@@ -71,7 +71,7 @@ _TRANSFORMS: dict[str, tuple[_Resize, Resampling] | None] = {
 TRANSFORMS = tuple(_TRANSFORMS)
 """The names there are, beside resizeN-cropM."""
 _CROP = re.compile(r"resize(\d{2,4})-crop(\d{2,4})")
-LARGEST = 2048
+_LARGEST = 2048
 
 
 def _find(name: str) -> tuple[_Resize, Resampling] | None:
@@ -79,7 +79,7 @@ def _find(name: str) -> tuple[_Resize, Resampling] | None:
     sizes = _CROP.fullmatch(name)
     if name not in _TRANSFORMS and sizes:
         short, crop = int(sizes[1]), int(sizes[2])
-        if crop <= short <= LARGEST:
+        if crop <= short <= _LARGEST:
             return _resize_crop(short, crop), Resampling.BICUBIC
     return _TRANSFORMS[name]
 

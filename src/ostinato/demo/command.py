@@ -19,7 +19,7 @@ from ostinato.demo.plan import ROUNDS, Plan, Row
 from ostinato.demo.workers import run_all
 from ostinato.scoring.summary import Summary
 
-WIDE = 96
+_WIDE = 96
 
 
 def demo(quick: bool = False, out: Path | None = None) -> None:
@@ -62,7 +62,7 @@ def table_text(plan: Plan, jobs: list[Job], width: int = 100) -> str:
         title_justify="left",
         box=box.SIMPLE_HEAD,
         pad_edge=False,
-        padding=(0, int(width >= WIDE)),
+        padding=(0, int(width >= _WIDE)),
     )
     columns = [f"round {number + 1}" for number in range(ROUNDS)]
     columns += ["mean", "RF", "domains", "images/s"]
@@ -105,9 +105,9 @@ def _report(jobs: list[Job], page: Path) -> Path:
 def _columns() -> int:
     """Columns of the terminal that shows the table; a file has room enough."""
     try:
-        return os.get_terminal_size(sys.stdout.fileno()).columns or WIDE
+        return os.get_terminal_size(sys.stdout.fileno()).columns or _WIDE
     except (OSError, ValueError, AttributeError):
-        return WIDE
+        return _WIDE
 
 
 def _note(console: Console, text: str) -> None:

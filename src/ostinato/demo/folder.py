@@ -19,7 +19,7 @@ from ostinato.scoring.record import Record
 from ostinato.scoring.summary import Summary
 
 HOME = "ostinato-demo"
-MARKER = "demo.json"
+_MARKER = "demo.json"
 ASKED = "asked.json"
 
 
@@ -109,7 +109,7 @@ def choose_home(out: Path | None) -> tuple[Path, str | None]:
 def _claim(home: Path) -> None:
     """Make the folder and mark it; one that holds something else stays as it is."""
     home.mkdir(parents=True, exist_ok=True)
-    marker = home / MARKER
+    marker = home / _MARKER
     if not _is_ours(marker) and any(home.iterdir()):
         raise ConfigError(
             f"{home} holds other files. Choose a new or empty folder with --out, "

@@ -15,12 +15,12 @@ from rich.table import Table
 from ostinato.demo.folder import Job
 from ostinato.demo.plan import DOMAINS
 
-BAR = 12
+_BAR = 12
 # Widths that stay as they are while names come and go.
 COLUMNS = {
     "method": 21,
     "seed": 4,
-    "": BAR,
+    "": _BAR,
     "error": 7,
     "domain": max(map(len, DOMAINS)),
     "found as": 8,
@@ -69,8 +69,8 @@ def picture(jobs: list[Job]) -> Table:
 
 def _line(job: Job) -> list[str]:
     done = len(job.records)
-    full = BAR * done // max(job.batches, 1)
-    bar = ("━" * full + "╺" * (done > 0)).ljust(BAR)[:BAR]
+    full = _BAR * done // max(job.batches, 1)
+    bar = ("━" * full + "╺" * (done > 0)).ljust(_BAR)[:_BAR]
     error = "" if job.error is None else f"{job.error:5.1f} %"
     shown = found = ""
     if 0 < done < job.batches:

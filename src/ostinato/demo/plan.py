@@ -15,7 +15,7 @@ DOMAINS = ("gaussian_noise", "fog", "contrast", "pixelate", "frost")
 ROUNDS = 3
 BATCH = 25
 # Among 32 pixels low frequencies alone tell few domains apart: not at the default radius of 2.
-SPECTRUM = {"radius": 12}
+_SPECTRUM = {"radius": 12}
 
 
 @dataclass(frozen=True)
@@ -32,13 +32,13 @@ ROWS = (
     Row("Source", "source"),
     Row("TENT", "tent", None, {"lr": 1e-3}),
     Row("CoTTA", "cotta"),
-    Row("Ostinato paper", "dual_expert", "paper", {"discriminator": SPECTRUM}),
+    Row("Ostinato paper", "dual_expert", "paper", {"discriminator": _SPECTRUM}),
     Row("Ostinato forward-only", "ostinato", "forward-only"),
     Row("Ostinato robust", "ostinato", "robust"),
 )
 
 
-QUICK = ("Source", "TENT", "Ostinato robust")
+_QUICK = ("Source", "TENT", "Ostinato robust")
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Plan:
     def make(cls, quick: bool = False) -> Plan:
         """The whole demo, or the short one that shows that everything works."""
         if quick:
-            return cls(tuple(row for row in ROWS if row.title in QUICK), SEEDS[:1], 50)
+            return cls(tuple(row for row in ROWS if row.title in _QUICK), SEEDS[:1], 50)
         return cls(ROWS, SEEDS, 125)
 
     @property

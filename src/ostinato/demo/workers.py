@@ -19,9 +19,9 @@ from ostinato.demo.folder import Job
 from ostinato.errors import OstinatoError
 from ostinato.running.spec import Spec
 
-WORKERS = 3
+_WORKERS = 3
 """At most: each takes 0.7 GiB, and a demo should stay within 3."""
-GRACE = 3.0
+_GRACE = 3.0
 """Seconds that runs have to save where they are after Ctrl-C."""
 
 Watch = Callable[[list[Job], Callable[[float], bool]], None]
@@ -35,7 +35,7 @@ def run_all(jobs: list[Job], watch: Watch) -> None:
     On Ctrl-C the runs save where they are; whatever else ends this ends the workers too.
     """
     cores = _cores()
-    count = max(1, min(cores, len(jobs), WORKERS))
+    count = max(1, min(cores, len(jobs), _WORKERS))
     context = multiprocessing.get_context("spawn")
     stop = context.Event()
     pool = ProcessPoolExecutor(
@@ -124,7 +124,7 @@ def _end(
         if gently:
             for worker in workers:  # they may not share our terminal
                 _interrupt(worker)
-            wait(running, timeout=GRACE)
+            wait(running, timeout=_GRACE)
     except KeyboardInterrupt:
         pass  # a second Ctrl-C waits for nothing
     with _deaf():

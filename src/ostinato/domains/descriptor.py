@@ -117,7 +117,7 @@ def _dft_matrix(length: int, frequencies: tuple[int, ...], device: str) -> Tenso
         return torch.cat([angles.cos(), angles.sin()]).float().to(device)
 
 
-def coarse_spectrum(grey_images: Tensor, cells: int) -> Tensor:
+def _coarse_spectrum(grey_images: Tensor, cells: int) -> Tensor:
     """The centred log1p |DFT| of (B, H, W), averaged over cells × cells areas: (B, cells²)."""
     with torch.no_grad(), torch.autocast(grey_images.device.type, enabled=False):
         magnitude = torch.fft.fftshift(torch.fft.fft2(grey_images.float()).abs(), dim=(-2, -1))
@@ -187,7 +187,7 @@ class FullSpectrum(_Spectral):
     def __call__(self, images: Tensor, features: Tensor | None = None) -> Tensor:
         """(B, 3, H, W) in [0, 1] to (B, (2l+1)²)."""
         image, radius = self._prepare(images)
-        return coarse_spectrum(image, 2 * radius + 1)
+        return _coarse_spectrum(image, 2 * radius + 1)
 
 
 @DESCRIPTORS.register("rgb-histogram")
@@ -240,7 +240,7 @@ class Style:
     def __call__(self, images: Tensor, features: Tensor | None = None) -> Tensor:
         """(B, 3, H, W) in [0, 1] to (B, 177)."""
         check_images(images)
-        return torch.cat([coarse_spectrum(grey(images), self.cells), self.tone(images)], 1)
+        return torch.cat([_coarse_spectrum(grey(images), self.cells), self.tone(images)], 1)
 
 
 @DESCRIPTORS.register("cls-feature")

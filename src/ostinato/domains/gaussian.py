@@ -31,7 +31,7 @@ def scale_of(covariance: Tensor, kind: Covariance, shrinkage: float) -> Tensor:
     return factor
 
 
-def quadratic(delta: Tensor, scale: Tensor) -> Tensor:
+def _quadratic(delta: Tensor, scale: Tensor) -> Tensor:
     """δᵀ C⁻¹ δ / d for delta (N, K, d): (N, K)."""
     if scale.dim() == 2:
         return (delta.square() / scale).mean(-1)
@@ -45,16 +45,16 @@ def distance(z: Tensor, mean: Tensor, scale: Tensor) -> Tensor:
     >>> distance(torch.tensor([[2.0, 0.0]]), torch.zeros(1, 2), torch.tensor([[2.0, 1.0]]))
     tensor([[1.]])
     """
-    return quadratic(z[:, None] - mean, scale)
+    return _quadratic(z[:, None] - mean, scale)
 
 
-def sampling_noise(z: Tensor, covariance: Tensor, scale: Tensor, shrinkage: float) -> Tensor:
+def _sampling_noise(z: Tensor, covariance: Tensor, scale: Tensor, shrinkage: float) -> Tensor:
     """tr(C⁻¹V)/d per domain, V the variance of the images z; of the domain itself for one image."""
     if len(z) > 1:
         if scale.dim() == 2:
             return (z.var(0, correction=1) / scale).mean(-1)
         centred = (z - z.mean(0))[:, None].expand(-1, len(scale), -1)
-        return quadratic(centred, scale).sum(0) / (len(z) - 1)
+        return _quadratic(centred, scale).sum(0) / (len(z) - 1)
     if scale.dim() == 2:
         return (covariance / scale).mean(-1)
     eye = torch.eye(scale.shape[-1], dtype=scale.dtype, device=scale.device).expand_as(scale)
@@ -70,7 +70,7 @@ def corrected_distance(
 
     A mean of B images misses its own domain's, itself a mean of n images, by V·(1/B + 1/n).
     """
-    noise = sampling_noise(z, covariance, scale, shrinkage)
+    noise = _sampling_noise(z, covariance, scale, shrinkage)
     return distance(z.mean(0, keepdim=True), mean, scale)[0] - noise * (1 / len(z) + 1 / images)
 
 
@@ -78,8 +78,8 @@ def difference(a: Tensor, b: Tensor, scale: Tensor) -> Tensor:
     """Corrected distance between the means of two sets of images, under one domain's scale."""
     free = max(len(a) + len(b) - 2, 1)
     centred = torch.cat([a - a.mean(0), b - b.mean(0)])
-    noise = quadratic(centred[:, None], scale[None]).sum() / free
-    apart = quadratic((a.mean(0) - b.mean(0))[None, None], scale[None])[0, 0]
+    noise = _quadratic(centred[:, None], scale[None]).sum() / free
+    apart = _quadratic((a.mean(0) - b.mean(0))[None, None], scale[None])[0, 0]
     return apart - noise * (1 / len(a) + 1 / len(b))
 
 
@@ -118,18 +118,18 @@ def _scatter(delta: Tensor, weights: Tensor, full: bool) -> Tensor:
     return (delta * weights[:, None]).T @ delta if full else weights @ delta.square()
 
 
-def log_determinant(scale: Tensor) -> Tensor:
+def _log_determinant(scale: Tensor) -> Tensor:
     """log det C of every domain: (K,)."""
     if scale.dim() == 2:
         return scale.log().sum(-1)
     return 2 * scale.diagonal(dim1=-2, dim2=-1).log().sum(-1)
 
 
-def log_density(z: Tensor, mean: Tensor, scale: Tensor) -> Tensor:
+def _log_density(z: Tensor, mean: Tensor, scale: Tensor) -> Tensor:
     """log N(z | μ, C) with the shrunk covariance in both of its places: (N, K)."""
     d = z.shape[-1]
     return -0.5 * (
-        d * distance(z, mean, scale) + log_determinant(scale) + d * math.log(2 * math.pi)
+        d * distance(z, mean, scale) + _log_determinant(scale) + d * math.log(2 * math.pi)
     )
 
 
@@ -139,7 +139,7 @@ def posterior(z: Tensor, mean: Tensor, scale: Tensor) -> Tensor:
     >>> posterior(torch.tensor([[0.0]]), torch.tensor([[1.0], [-1.0]]), torch.ones(2, 1))
     tensor([[0.5000, 0.5000]])
     """
-    return torch.softmax(log_density(z, mean, scale), -1)
+    return torch.softmax(_log_density(z, mean, scale), -1)
 
 
 def merged(

@@ -28,7 +28,7 @@ from ostinato.ops.expect import FLAG, Expected, Like, count, optional
 from ostinato.ops.snapshot import State
 from ostinato.types import Decision
 
-PATIENCE = 3
+_PATIENCE = 3
 
 
 class BatchRouter:
@@ -128,7 +128,7 @@ class BatchRouter:
 
     def _agrees(self, domains: DomainStore, pool: Tensor, nearest: int) -> bool:
         """Whether the evidence is of one piece, by its older and newer half."""
-        if self.config.evidence == 1 or self.refused >= PATIENCE or len(pool) < 2:
+        if self.config.evidence == 1 or self.refused >= _PATIENCE or len(pool) < 2:
             return True
         half = len(pool) // 2
         apart = difference(pool[:half], pool[half:], domains.scale[nearest])
@@ -136,7 +136,7 @@ class BatchRouter:
 
     def _turns(self, decision: Decision, whole: bool) -> bool:
         """Whether the latest images have just ceased to fit: what waited belongs to the past."""
-        return self.calm and not decision.settled and not whole and self.refused < PATIENCE
+        return self.calm and not decision.settled and not whole and self.refused < _PATIENCE
 
     def _settles(self, domains: DomainStore, pool: Tensor) -> bool:
         return self._agrees(domains, pool, _argmin(domains.distances(pool).tolist()))

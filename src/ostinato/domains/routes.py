@@ -16,7 +16,7 @@ from torch import Tensor
 from ostinato.domains.verdict import SOURCE, View
 from ostinato.ops.whitening import Content
 
-START = 16
+_START = 16
 
 
 def capacity(domains: int) -> int:
@@ -25,7 +25,7 @@ def capacity(domains: int) -> int:
     >>> capacity(3), capacity(17)
     (16, 32)
     """
-    return max(START, 1 << (domains - 1).bit_length())
+    return max(_START, 1 << (domains - 1).bit_length())
 
 
 def packed(view: View, rows: Sequence[int]) -> Tensor:

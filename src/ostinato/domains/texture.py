@@ -20,13 +20,13 @@ from ostinato.domains.descriptor import BINS, LUMA, check_images
 from ostinato.ops import kernels
 from ostinato.registry import DESCRIPTORS
 
-LEVEL = 1 / 255
-FLOOR, ABSENT = 0.5 * LEVEL, 1.5 * LEVEL
+_LEVEL = 1 / 255
+FLOOR, ABSENT = 0.5 * _LEVEL, 1.5 * _LEVEL
 """Sizes below half a grey level are rounding, not texture; below one and a half, hardly there."""
 GREY_CELL, COLOUR_CELL = 8, 4
-STEPS = (0.5, 1.5, 3.5, 7.5, 15.5, 31.5, 63.5)
+_STEPS = (0.5, 1.5, 3.5, 7.5, 15.5, 31.5, 63.5)
 """Edges of the histogram of steps, in grey levels."""
-SMALL = 64
+_SMALL = 64
 """Below this side, transforms overlap, so that a small image has enough of them."""
 
 
@@ -61,7 +61,7 @@ def _arranged(device: str) -> tuple[Tensor, Tensor]:
 @lru_cache(maxsize=4)
 def _edges(device: str) -> Tensor:
     with torch.inference_mode(False), torch.no_grad():
-        return (torch.tensor(STEPS) * LEVEL).to(device)
+        return (torch.tensor(_STEPS) * _LEVEL).to(device)
 
 
 def _planes(pixels: Tensor) -> Tensor:
@@ -74,7 +74,7 @@ def _planes(pixels: Tensor) -> Tensor:
 def _strength(planes: Tensor, cell: int) -> tuple[Tensor, Tensor, Tensor]:
     """Per plane and frequency: log mean size, log unevenness, share of near-zero responses."""
     count, _, height, width = planes.shape
-    stride = max(1, cell // 4) if min(height, width) < SMALL else cell
+    stride = max(1, cell // 4) if min(height, width) < _SMALL else cell
     bank = _bank(cell, str(planes.device))
     if stride == cell:  # cells side by side are one product, which every device does exactly
         rows, columns = height // cell, width // cell
@@ -121,7 +121,7 @@ class Texture:
         """(B, 3, H, W) in [0, 1] to (B, 369)."""
         check_images(images)
         pixels = images.detach().float()
-        if min(pixels.shape[2:]) >= SMALL and kernels.ready(pixels):
+        if min(pixels.shape[2:]) >= _SMALL and kernels.ready(pixels):
             return kernels.run(_at_once, _described, pixels)
         return _described(pixels)
 

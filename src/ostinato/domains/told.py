@@ -8,7 +8,7 @@ from ostinato.domains.verdict import SOURCE, Change
 from ostinato.ops.expect import Expected, Kind
 from ostinato.ops.snapshot import State
 
-NAMES = Kind(
+_NAMES = Kind(
     "different names",
     lambda value: (
         isinstance(value, list)
@@ -49,7 +49,7 @@ class Told:
 
     def expected(self, state: State) -> Expected:
         """Names, each once."""
-        return Expected(values={"names": NAMES})
+        return Expected(values={"names": _NAMES})
 
     def import_state(self, state: State) -> None:
         """Become what `export_state` described."""

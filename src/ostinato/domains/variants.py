@@ -21,7 +21,7 @@ from ostinato.ops.snapshot import State
 from ostinato.registry import DISCRIMINATORS
 from ostinato.types import Decision
 
-FADE = 0.9
+_FADE = 0.9
 """How much of the past a running mean of confidence keeps."""
 
 
@@ -66,7 +66,7 @@ class _Plain:
         )
 
 
-class SingleRouter(_Plain):
+class _SingleRouter(_Plain):
     """Everything is one domain."""
 
     def decide(self, domains: DomainStore, evidence: Evidence) -> Decision:
@@ -74,7 +74,7 @@ class SingleRouter(_Plain):
         return self._decision(domains, evidence, domains.ids[0] if domains.ids else None)
 
 
-class OracleRouter(_Plain):
+class _OracleRouter(_Plain):
     """The true domain's name decides."""
 
     def __init__(self, config: DiscriminatorConfig) -> None:
@@ -112,7 +112,7 @@ class OracleRouter(_Plain):
         self.names = dict(state.values["names"])
 
 
-class ConfidenceRouter(_Plain):
+class _ConfidenceRouter(_Plain):
     """A new domain whenever the model's confidence jumps; none is ever recognised again."""
 
     def __init__(self, config: DiscriminatorConfig) -> None:
@@ -134,7 +134,7 @@ class ConfidenceRouter(_Plain):
         confidence = self._confidence(evidence)
         super().update(domains, evidence, decision)
         known = confidence if decision.is_new or self.usual is None else self.usual
-        self.usual = FADE * known + (1 - FADE) * confidence
+        self.usual = _FADE * known + (1 - _FADE) * confidence
         self.current, self._measured = decision.domain, None
 
     def forget(self, domain: int, into: int | None = None) -> None:
@@ -161,7 +161,7 @@ class ConfidenceRouter(_Plain):
         return self._measured[1]
 
 
-class RandomRouter:
+class _RandomRouter:
     """Domains as the discriminator finds them, but batches go to any of them by lot."""
 
     def __init__(self, config: DiscriminatorConfig) -> None:
@@ -208,8 +208,8 @@ class Single(Discriminator):
     """One domain for everything: what adaptation does without a discriminator."""
 
     def make_router(self) -> Router:
-        """See `SingleRouter`."""
-        return SingleRouter(self.config)
+        """See `_SingleRouter`."""
+        return _SingleRouter(self.config)
 
 
 @DISCRIMINATORS.register("oracle")
@@ -227,8 +227,8 @@ class Oracle(Discriminator):
     needs = frozenset({"domain labels"})
 
     def make_router(self) -> Router:
-        """See `OracleRouter`."""
-        return OracleRouter(self.config)
+        """See `_OracleRouter`."""
+        return _OracleRouter(self.config)
 
 
 @DISCRIMINATORS.register("confidence-jump")
@@ -236,8 +236,8 @@ class ConfidenceJump(Discriminator):
     """Opens a domain when the model's confidence changes abruptly."""
 
     def make_router(self) -> Router:
-        """See `ConfidenceRouter`."""
-        return ConfidenceRouter(self.config)
+        """See `_ConfidenceRouter`."""
+        return _ConfidenceRouter(self.config)
 
 
 @DISCRIMINATORS.register("random")
@@ -245,5 +245,5 @@ class RandomRouting(Discriminator):
     """Finds domains as usual and then ignores which one a batch belongs to."""
 
     def make_router(self) -> Router:
-        """See `RandomRouter`."""
-        return RandomRouter(self.config)
+        """See `_RandomRouter`."""
+        return _RandomRouter(self.config)

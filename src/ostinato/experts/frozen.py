@@ -19,7 +19,7 @@ from ostinato.ops.blocks import find_blocks, is_convolutional
 from ostinato.ops.features import open_tokens, prefix_tokens
 from ostinato.ops.moments import BlockMap
 
-PARTS = ("scale", "down", "up", "shift", "prefix")
+_PARTS = ("scale", "down", "up", "shift", "prefix")
 Maps = tuple[tuple[Tensor, ...], ...]
 """Per map the five tensors of its kind, each with a first dimension for the domain."""
 
@@ -31,7 +31,7 @@ class _Act(nn.Module):
         super().__init__()
         self.moves, self.count = move is not None, len(branches)
         if move is not None:
-            for name, tensor in zip(PARTS, move.tensors(), strict=True):
+            for name, tensor in zip(_PARTS, move.tensors(), strict=True):
                 self.register_buffer(name, tensor.detach().clone())
         for number, branch in enumerate(branches):
             self.register_buffer(f"down{number}", branch.down.detach().clone())
@@ -39,7 +39,7 @@ class _Act(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         if self.moves:
-            tokens = BlockMap(*(getattr(self, name) for name in PARTS))(tokens)
+            tokens = BlockMap(*(getattr(self, name) for name in _PARTS))(tokens)
         if self.count:
             down = torch.cat([getattr(self, f"down{n}") for n in range(self.count)], 1)
             up = torch.cat([getattr(self, f"up{n}") for n in range(self.count)], 0)

@@ -15,7 +15,7 @@ from ostinato.ops.expect import ANYTHING, Expected, Like, exactly
 from ostinato.ops.optim import OptimizerState, export_optimizer, import_optimizer
 from ostinato.ops.snapshot import State
 
-EMPTY: dict[str, Any] = {"kind": "", "plain": {}, "settings": []}
+_EMPTY: dict[str, Any] = {"kind": "", "plain": {}, "settings": []}
 MakeOptimizer = Callable[[list[nn.Parameter]], Optimizer]
 
 
@@ -42,7 +42,7 @@ class Group:
         tensors: dict[str, Tensor] = {
             f"parameters/{name}": p.detach() for name, p in self.parameters.items()
         }
-        found = State(values=EMPTY) if self.optimizer is None else export_optimizer(self.optimizer)
+        found = State(values=_EMPTY) if self.optimizer is None else export_optimizer(self.optimizer)
         tensors.update({f"optimizer/{name}": tensor for name, tensor in found.tensors.items()})
         return State(tensors, found.values)
 
@@ -95,7 +95,7 @@ def expected_group(group: Group, state: State) -> Expected:
     """What a state has to hold that `Group.capture` gave for a group like this one."""
     tensors = {f"parameters/{name}": Like.of(p) for name, p in group.parameters.items()}
     if group.optimizer is None:
-        return Expected(tensors, {name: exactly(value) for name, value in EMPTY.items()})
+        return Expected(tensors, {name: exactly(value) for name, value in _EMPTY.items()})
     inner = State(state.part("optimizer").tensors, state.values)
     wanted = OptimizerState(group.optimizer).expected(inner)
     if wanted is ANYTHING:

@@ -52,7 +52,7 @@ class ExpertConfig(Config):
         return self
 
 
-def low_rank(z: Tensor, down: Tensor, up: Tensor) -> Tensor:
+def _low_rank(z: Tensor, down: Tensor, up: Tensor) -> Tensor:
     """`gelu(z · down) · up` over the last dimension, computed in z's dtype."""
     result: Tensor = F.gelu(z @ down.to(z.dtype)) @ up.to(z.dtype)
     return result
@@ -86,7 +86,7 @@ class LowRankExpert(nn.Module):
 
     def forward(self, z: Tensor) -> Tensor:
         """Apply the expert to the last dimension."""
-        return low_rank(z, self.down, self.up)
+        return _low_rank(z, self.down, self.up)
 
 
 def mixture_shapes(dim: int, rank: int, experts: int) -> dict[str, tuple[int, ...]]:
@@ -154,7 +154,7 @@ class Mixture(nn.Module):
         gates = self.gates(z)
         downs = self.down.split(self.rank, dim=1)
         ups = self.up.split(self.rank, dim=0)
-        parts = [low_rank(z, down, up) for down, up in zip(downs, ups, strict=True)]
+        parts = [_low_rank(z, down, up) for down, up in zip(downs, ups, strict=True)]
         return torch.stack([gates[..., i, None] * y for i, y in enumerate(parts)]).sum(0)
 
 

@@ -318,10 +318,10 @@ class StackPass:
         total = tokens
         if self.shared:
             one = self.shared[number]
-            hidden = F.gelu(tokens @ fitting(one.down, tokens.dtype))
+            hidden = F.gelu(tokens @ _fitting(one.down, tokens.dtype))
             if self.single is None:
                 hidden = hidden * self._mask(len(tokens), hidden.dtype)
-            total = added(total, hidden, fitting(one.up, tokens.dtype))
+            total = _added(total, hidden, _fitting(one.up, tokens.dtype))
         if self.branches:
             own = self._own(len(tokens))
             if own is None:
@@ -330,8 +330,8 @@ class StackPass:
                 down, up = own.feed(number)
             assert down is not None
             assert up is not None
-            hidden = F.gelu(tokens @ fitting(down, tokens.dtype))
-            total = added(total, hidden, fitting(up, tokens.dtype))
+            hidden = F.gelu(tokens @ _fitting(down, tokens.dtype))
+            total = _added(total, hidden, _fitting(up, tokens.dtype))
         return total
 
     def _mask(self, count: int, kind: torch.dtype) -> Tensor:
@@ -352,19 +352,19 @@ def moved_by(parts: Sequence[Tensor | None], tokens: Tensor) -> Tensor:
     return moved(
         tokens,
         factor.to(kind),
-        fitting(down, kind),
-        factor[:0] if up is None else fitting(up, kind),
-        fitting(shift, kind),
+        _fitting(down, kind),
+        factor[:0] if up is None else _fitting(up, kind),
+        _fitting(shift, kind),
         prefix.to(kind),
     )
 
 
-def fitting(matrix: Tensor, kind: torch.dtype) -> Tensor:
+def _fitting(matrix: Tensor, kind: torch.dtype) -> Tensor:
     """Autocast takes half precision as it is; without it, a product needs one precision."""
     return matrix if torch.is_autocast_enabled(matrix.device.type) else matrix.to(kind)
 
 
-def added(total: Tensor, hidden: Tensor, up: Tensor) -> Tensor:
+def _added(total: Tensor, hidden: Tensor, up: Tensor) -> Tensor:
     """`total + hidden · up`, in one operator where that keeps the total's precision."""
     if total.dtype != hidden.dtype:  # autocast would round the total to half precision first
         return total + (hidden @ up).to(total.dtype)

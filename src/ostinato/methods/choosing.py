@@ -33,7 +33,7 @@ def owner_of(preset: str) -> str | None:
     return next((name for name in own_methods() if preset in METHODS[name].presets), None)
 
 
-def needs_of(method: str, preset: str | None) -> frozenset[Need]:
+def _needs_of(method: str, preset: str | None) -> frozenset[Need]:
     """The help that a method needs under a preset."""
     kind = METHODS[method]
     found: frozenset[Need] = kind.needs(resolve_config(kind, preset, {}))
@@ -43,7 +43,7 @@ def needs_of(method: str, preset: str | None) -> frozenset[Need]:
 def free_presets(method: str, need: Need) -> list[str]:
     """Presets without a need that can stand in for this method's; own methods share theirs."""
     names = own_methods() if is_own(method) else [method]
-    return [p for name in names for p in METHODS[name].presets if need not in needs_of(name, p)]
+    return [p for name in names for p in METHODS[name].presets if need not in _needs_of(name, p)]
 
 
 def choose_method(
@@ -70,6 +70,6 @@ def choose_method(
 def _fitting(statistics: bool) -> str:
     """The own method whose default preset needs most of what there is, and nothing else."""
     given: frozenset[Need] = frozenset({"source statistics"}) if statistics else frozenset()
-    needs = {name: needs_of(name, METHODS[name].default_preset) for name in own_methods()}
+    needs = {name: _needs_of(name, METHODS[name].default_preset) for name in own_methods()}
     able = [name for name, wanted in needs.items() if wanted <= given]
     return max(able, key=lambda name: len(needs[name]))

@@ -11,7 +11,7 @@ from ostinato.ops.snapshot import Scalars
 from ostinato.ops.teacher import Teacher
 from ostinato.registry import METHODS
 
-REFERENCE = 38_400
+_REFERENCE = 38_400
 """The norm parameters of the ViT-B that the filter's noise is given for."""
 
 
@@ -60,7 +60,7 @@ class Cmf(Roid):
         self.hidden = self.track("hidden", Teacher(self.model, parameters, self.config.recovery))
         self.filter = self.track("filter", Scalars(variance=0.0))
         count = sum(parameter.numel() for parameter in parameters.values())
-        self.step_noise = min(self.config.noise * count / REFERENCE, 1.0)
+        self.step_noise = min(self.config.noise * count / _REFERENCE, 1.0)
 
     @torch.no_grad()
     def update(self, batch: Input, objective: Objective) -> bool:

@@ -16,7 +16,7 @@ from ostinato.ops.vectors import DomainVectors, assign, flat, parts
 from ostinato.registry import METHODS
 from ostinato.types import Decision
 
-ETA = {"fisher_alpha": 0.0, "lr": 1e-3}
+_ETA = {"fisher_alpha": 0.0, "lr": 1e-3}
 
 
 class ColaConfig(MethodConfig):
@@ -28,7 +28,7 @@ class ColaConfig(MethodConfig):
 
     inner: Literal["tent", "eata", "sar", "deyo"] = Field("eata", description="what adapts")
     inner_preset: str | None = Field(None, description="a preset of that method")
-    inner_settings: dict[str, Any] = Field(ETA, description="its own settings; here ETA's")
+    inner_settings: dict[str, Any] = Field(_ETA, description="its own settings; here ETA's")
     threshold: float = Field(0.1, gt=0, description="distance from which a batch is a new domain")
     least: int = Field(32, ge=1, description="images below which no batch is judged")
     vectors: int = Field(32, ge=1, description="domain vectors kept; the weakest is let go")

@@ -20,9 +20,9 @@ from ostinato.ops.heads import final_features, find_head, select_classes, spread
 from ostinato.ops.snapshot import State
 from ostinato.registry import METHODS
 
-HALVINGS = 30
+_HALVINGS = 30
 """How often the interval of a share is halved: to a billionth."""
-FLAT = 1e-8
+_FLAT = 1e-8
 """Variance below which a feature counts as this wide."""
 
 
@@ -145,12 +145,14 @@ class Gain(Method):
         with torch.autocast(logits.device.type, enabled=False):
             centred = features.double() - features.double().mean(0)
             weights = spread_classes(source.exp(), batch.classes, len(self.rows))
-            found = take_in(self.sums, centred, weights, self.rows, self.config.prior)
+            found = _take_in(self.sums, centred, weights, self.rows, self.config.prior)
             target = select_classes(found.logits(centred), batch.classes).log_softmax(1)
             return Objective(between(source, target))
 
 
-def take_in(sums: Sums, features: Tensor, weights: Tensor, rows: Tensor, prior: float) -> Gaussians:
+def _take_in(
+    sums: Sums, features: Tensor, weights: Tensor, rows: Tensor, prior: float
+) -> Gaussians:
     """Add a batch to the sums; the Gaussians that follow from them.
 
     Args:
@@ -169,7 +171,7 @@ def take_in(sums: Sums, features: Tensor, weights: Tensor, rows: Tensor, prior: 
     means = (prior * start + sums.features) / (prior + sums.counts)[:, None]
     apart = features.square().sum(0) - 2 * (means * moved).sum(0) + counts @ means.square()
     sums.within += apart.clamp_min(0)
-    return Gaussians(means, (sums.within / sums.images).clamp_min(FLAT))
+    return Gaussians(means, (sums.within / sums.images).clamp_min(_FLAT))
 
 
 def between(source: Tensor, target: Tensor) -> Tensor:
@@ -188,7 +190,7 @@ def between(source: Tensor, target: Tensor) -> Tensor:
     """
     low, high = torch.zeros_like(source[:, :1]), torch.ones_like(source[:, :1])
     apart = target - source
-    for _ in range(HALVINGS):
+    for _ in range(_HALVINGS):
         share = (low + high) / 2
         slope = ((source + share * apart).softmax(1) * apart).sum(1, keepdim=True)
         low, high = torch.where(slope > 0, low, share), torch.where(slope > 0, share, high)

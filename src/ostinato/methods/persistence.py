@@ -14,8 +14,8 @@ from ostinato.ops.snapshot import State, Stateful, load_state, save_state
 from ostinato.ops.trainable import Weights
 from ostinato.types import StepOutput
 
-S = TypeVar("S", bound=Stateful)
-WAYS = {"compile", "resident"}
+_S = TypeVar("_S", bound=Stateful)
+_WAYS = {"compile", "resident"}
 """Settings that say how something is computed and not what: a state fits whatever they are."""
 
 
@@ -38,7 +38,7 @@ class Persistent:
                 "This method was taken out of its model by unwrap; adapt the model again."
             )
 
-    def track(self, name: str, thing: S) -> S:
+    def track(self, name: str, thing: _S) -> _S:
         """Declare something that changes: reset, save and load then include it."""
         self._tracked[name] = thing
         return thing
@@ -111,7 +111,7 @@ class Persistent:
         given, own = header.get("config"), mine["config"]
         if not isinstance(given, dict):
             raise StateError(f"{path} does not say which settings it was saved with.")
-        different = sorted(k for k in {*given, *own} - WAYS if given.get(k) != own.get(k))
+        different = sorted(k for k in {*given, *own} - _WAYS if given.get(k) != own.get(k))
         if different:
             shown = ", ".join(f"{k} = {given.get(k)!r}, here {own.get(k)!r}" for k in different)
             raise StateError(f"{path} was saved with other settings: {shown}.")

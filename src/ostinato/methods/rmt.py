@@ -126,7 +126,7 @@ class Rmt(Method):
             ).mean()
         )
         if self.config.contrast > 0:
-            nearest = nearest_prototypes(features, select_rows(self._prototypes, batch.classes))
+            nearest = nearest_prototypes(features, _select_rows(self._prototypes, batch.classes))
             pull = contrastive_loss([nearest, features, seen], self.config.temperature)
             loss = loss + self.config.contrast * pull
         return Objective(student + teacher, loss)
@@ -150,7 +150,7 @@ def class_means(features: Tensor, labels: Tensor, rows: Tensor) -> Tensor:
     return torch.where(counts > 0, total / counts.clamp_min(1), rows.detach().float())
 
 
-def select_rows(prototypes: Tensor, classes: Tensor | None) -> Tensor:
+def _select_rows(prototypes: Tensor, classes: Tensor | None) -> Tensor:
     """The prototypes of the label space in use."""
     return prototypes if classes is None else prototypes.index_select(0, classes)
 

@@ -115,13 +115,13 @@ def sample_weights(logits: Tensor, mean: Tensor, temperature: float) -> Tensor:
     Diversity is one minus the cosine with the mean prediction, certainty the negative entropy,
     both brought to [0, 1] within the batch.
     """
-    diversity = spread(1 - F.cosine_similarity(mean.unsqueeze(0), logits.float().softmax(1)))
-    certainty = spread(-softmax_entropy(logits))
+    diversity = _spread(1 - F.cosine_similarity(mean.unsqueeze(0), logits.float().softmax(1)))
+    certainty = _spread(-softmax_entropy(logits))
     weights = torch.exp(diversity * certainty / temperature)
     return torch.where(diversity < diversity.mean(), 0.0, weights)
 
 
-def spread(values: Tensor) -> Tensor:
+def _spread(values: Tensor) -> Tensor:
     """Brought to [0, 1] by the smallest and the largest; zeros where they are equal."""
     low, high = values.amin(), values.amax()
     return (values - low) / (high - low).clamp_min(1e-12)

@@ -21,7 +21,7 @@ from ostinato.registry import METHODS
 if TYPE_CHECKING:
     from ostinato.methods.base import Method
 
-Oracle = str | tuple[str, ...] | None
+_Oracle = str | tuple[str, ...] | None
 
 
 class Sharing:
@@ -48,7 +48,7 @@ class Sharing:
         return f"{self.counters['steps']} {self._frozen}"
 
     def _receive(
-        self, images: Tensor, classes: Tensor | None, oracle: Oracle, what: str = "step"
+        self, images: Tensor, classes: Tensor | None, oracle: _Oracle, what: str = "step"
     ) -> Input:
         """The checked batch of all processes; `what` they are all about to do with it."""
         if oracle is not None and "domain labels" not in self.needs(self.config):

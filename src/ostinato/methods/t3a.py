@@ -25,7 +25,7 @@ class T3aConfig(MethodConfig):
     supports: int = Field(20, ge=1, description="surest features kept for each class")
 
 
-class Supports:
+class _Supports:
     """Features with their labels and entropies, the surest few of each class."""
 
     def __init__(self, features: Tensor, labels: Tensor, entropies: Tensor, most: int) -> None:
@@ -106,7 +106,7 @@ class T3a(Method):
         self.classes = head.out_features
         rows = head.weight.detach().float().clone()
         scores = F.linear(rows, head.weight.float(), None if head.bias is None else head.bias)
-        first = Supports(rows, scores.argmax(1), softmax_entropy(scores), self.config.supports)
+        first = _Supports(rows, scores.argmax(1), softmax_entropy(scores), self.config.supports)
         self.supports = self.track("supports", first)
 
     @torch.no_grad()

@@ -36,7 +36,7 @@ class VdpConfig(MethodConfig):
     damping: float = Field(1e-3, gt=0, description="keeps sensitivities finite")
 
 
-class PromptedInput(nn.Module):
+class _PromptedInput(nn.Module):
     """Pixels with both prompts upon them, into a frozen model.
 
     The two squares lie in opposite corners of a diagonal that the seed chooses.
@@ -144,7 +144,7 @@ class Vdp(Method):
         """Prompts, their teacher, and the memory of sensitivities."""
         config = self.config
         mirrored = bool(torch.randint(2, (1,), generator=self.random.generator))
-        self.student = PromptedInput(self.model, config.size, config.share, mirrored)
+        self.student = _PromptedInput(self.model, config.size, config.share, mirrored)
         self.student.to(self.model.device)
         self.teacher = self.track("teacher", Teacher(self.student, self.trainable(), config.ema))
         agnostic = self.student.agnostic

@@ -16,7 +16,7 @@ from ostinato.errors import ConfigError
 from ostinato.models import logits_of
 from ostinato.ops.views import Viewed, mean_probabilities
 
-SCALES = (0.5, 0.75, 1.0, 1.25, 1.5, 1.75)
+_SCALES = (0.5, 0.75, 1.0, 1.25, 1.5, 1.75)
 
 
 def window_starts(length: int, size: int, stride: int) -> list[int]:
@@ -135,7 +135,7 @@ class MultiView(Viewed):
     """
 
     def __init__(
-        self, model: nn.Module, scales: Iterable[float] = SCALES, flip: bool = True
+        self, model: nn.Module, scales: Iterable[float] = _SCALES, flip: bool = True
     ) -> None:
         super().__init__(model)
         self.scales = tuple(scales)

@@ -19,7 +19,7 @@ from ostinato.text import one_line
 RANDOM = "random"
 OWN = (EMBEDDED, MOSAIC)
 """Models inside the package."""
-TRAINED = {
+_TRAINED = {
     "weights/segformer-b0-camvid": "python examples/train_camvid.py --root DIR --seconds 270",
 }
 """Models that nobody publishes, and what trains them."""
@@ -69,9 +69,9 @@ def check_model(spec: ModelSpec) -> None:
         if spec.weights is not None:
             raise ConfigError("The embedded model has its own weights: leave weights out.")
         return
-    if spec.weights is None and spec.model in TRAINED and not Path(spec.model).is_dir():
+    if spec.weights is None and spec.model in _TRAINED and not Path(spec.model).is_dir():
         raise ConfigError(
-            f"There is no model {spec.model} yet. Train it first: {TRAINED[spec.model]}; or name "
+            f"There is no model {spec.model} yet. Train it first: {_TRAINED[spec.model]}; or name "
             "another one with --weights DIR."
         )
     if "/" in spec.model:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ostinato.errors import InputError
 
-LEAST = 1e-6
+_LEAST = 1e-6
 """The least score whose logarithm is taken."""
 
 
@@ -54,7 +54,7 @@ def masked_logits(classes: Tensor, masks: Tensor) -> Tensor:
     """
     shares = classes.softmax(-1)[..., :-1]
     scores = torch.einsum("bqc,bqhw->bchw", shares, masks.sigmoid())
-    return scores.clamp_min(LEAST).log()
+    return scores.clamp_min(_LEAST).log()
 
 
 def check_logits(logits: Tensor) -> int:

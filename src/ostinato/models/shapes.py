@@ -7,8 +7,8 @@ from typing import Any
 
 from ostinato.errors import DataError
 
-WIDTHS = {"b0": (32, 64, 160, 256), "usual": (64, 128, 320, 512)}
-DEPTHS = {
+_WIDTHS = {"b0": (32, 64, 160, 256), "usual": (64, 128, 320, 512)}
+_DEPTHS = {
     "b0": (2, 2, 2, 2),
     "b1": (2, 2, 2, 2),
     "b2": (3, 4, 6, 3),
@@ -16,7 +16,7 @@ DEPTHS = {
     "b4": (3, 8, 27, 3),
     "b5": (3, 6, 40, 3),
 }
-LABELS = {"cityscapes": 19, "ade": 150, "camvid": 11}
+_LABELS = {"cityscapes": 19, "ade": 150, "camvid": 11}
 
 
 def shape_of(name: str) -> dict[str, Any]:
@@ -30,7 +30,7 @@ def shape_of(name: str) -> dict[str, Any]:
     ostinato.errors.DataError: The shape of someone/unknown is not known here. ...
     """
     size = re.search(r"segformer-(b[0-5])", name)
-    labels = next((count for word, count in LABELS.items() if f"-{word}" in name), None)
+    labels = next((count for word, count in _LABELS.items() if f"-{word}" in name), None)
     if size is None or labels is None:
         raise DataError(
             f"The shape of {name} is not known here. Random weights need a folder with its "
@@ -39,8 +39,8 @@ def shape_of(name: str) -> dict[str, Any]:
         )
     found = size[1]
     return {
-        "hidden_sizes": list(WIDTHS.get(found, WIDTHS["usual"])),
-        "depths": list(DEPTHS[found]),
+        "hidden_sizes": list(_WIDTHS.get(found, _WIDTHS["usual"])),
+        "depths": list(_DEPTHS[found]),
         "decoder_hidden_size": 256 if found in ("b0", "b1") else 768,
         "num_labels": labels,
     }

@@ -26,7 +26,7 @@ Normalize = Literal["model", "none", "input"]
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 HALF = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 # Hugging Face keeps mean and std with the image processor, not with the model.
-HF_CONVENTIONS = {
+_HF_CONVENTIONS = {
     "vit": HALF,
     "beit": HALF,
     "deit": IMAGENET,
@@ -52,7 +52,7 @@ def input_convention(model: nn.Module) -> tuple[Triple, Triple] | None:
     if type(model).__module__.startswith("torchvision."):
         return IMAGENET
     kind = getattr(getattr(model, "config", None), "model_type", None)
-    return HF_CONVENTIONS.get(str(kind))
+    return _HF_CONVENTIONS.get(str(kind))
 
 
 def input_channels(model: nn.Module) -> int | None:

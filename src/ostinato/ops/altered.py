@@ -15,24 +15,24 @@ import torch
 from torch import Tensor
 from torchvision.transforms.v2 import functional as T
 
-GRAIN = 0.35
+_GRAIN = 0.35
 """Deviation of the grain, as a share of a pixel's value."""
-SOFT = 0.015
+_SOFT = 0.015
 """Deviation of the softness, as a share of the image's shorter side."""
-TURN = 20.0
+_TURN = 20.0
 """Degrees by which images are turned and slanted."""
-THIRD = 3
+_THIRD = 3
 """Every third image is altered in each way: enough for a spread, at a third of the time."""
 
 
 def _grain(levels: Tensor) -> Tensor:
     draw = torch.Generator().manual_seed(0)
     noise = torch.randn(levels.shape, generator=draw).to(levels.device)
-    return (levels.float() * (1 + GRAIN * noise)).round().clamp(0, 255).to(torch.uint8)
+    return (levels.float() * (1 + _GRAIN * noise)).round().clamp(0, 255).to(torch.uint8)
 
 
 def _soft(levels: Tensor) -> Tensor:
-    sigma = max(0.6, SOFT * min(levels.shape[-2:]))
+    sigma = max(0.6, _SOFT * min(levels.shape[-2:]))
     size = 2 * max(1, round(3 * sigma)) + 1
     side = min(size, _odd(min(levels.shape[-2:])))
     blurred: Tensor = T.gaussian_blur(levels, [side, side], [sigma, sigma])
@@ -43,7 +43,7 @@ def _odd(side: int) -> int:
     return side if side % 2 else side - 1
 
 
-ALTERATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+_ALTERATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "contrast stretched": T.autocontrast,
     "tones evened": T.equalize,
     "eight levels": lambda levels: T.posterize(levels, 3),
@@ -53,8 +53,8 @@ ALTERATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "grey": lambda levels: T.rgb_to_grayscale(levels, 3),
     "hue moved": lambda levels: T.adjust_hue(levels, 0.25),
     "saturated": lambda levels: T.adjust_saturation(levels, 3.0),
-    "turned": lambda levels: T.rotate(levels, TURN),
-    "slanted": lambda levels: T.affine(levels, 0.0, [0, 0], 1.0, [TURN, 0.0]),
+    "turned": lambda levels: T.rotate(levels, _TURN),
+    "slanted": lambda levels: T.affine(levels, 0.0, [0, 0], 1.0, [_TURN, 0.0]),
     "grain": _grain,
     "soft": _soft,
 }
@@ -74,8 +74,8 @@ def altered(pixels: Tensor, start: int = 0) -> dict[str, Tensor]:
     levels = (pixels.detach() * 255).round().clamp(0, 255).to(torch.uint8)
     places = torch.arange(start, start + len(levels))
     found = {}
-    for number, (name, alter) in enumerate(ALTERATIONS.items()):
-        chosen = levels[(places % THIRD == number % THIRD).to(levels.device)]
+    for number, (name, alter) in enumerate(_ALTERATIONS.items()):
+        chosen = levels[(places % _THIRD == number % _THIRD).to(levels.device)]
         if len(chosen):
             found[name] = alter(chosen).float() / 255
     return found

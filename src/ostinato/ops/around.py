@@ -16,8 +16,8 @@ import torch
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-P = ParamSpec("P")
-T = TypeVar("T")
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 
 
 def inside(model: nn.Module) -> nn.Module:
@@ -89,13 +89,13 @@ class Around:
         return self.given
 
 
-def eagerly(work: Callable[P, T]) -> Callable[P, T]:
+def eagerly(work: Callable[_P, _T]) -> Callable[_P, _T]:
     """Let a function run as it is written, also where a caller is compiled."""
 
-    made: dict[str, Callable[P, T]] = {}
+    made: dict[str, Callable[_P, _T]] = {}
 
     @wraps(work)
-    def run(*values: P.args, **named: P.kwargs) -> T:
+    def run(*values: _P.args, **named: _P.kwargs) -> _T:
         if "torch._dynamo" not in sys.modules:  # nothing was compiled, and loading it takes seconds
             return work(*values, **named)
         if "apart" not in made:

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-GREY = (0.299, 0.587, 0.114)
-SHIFT = 1 / 8
+_GREY = (0.299, 0.587, 0.114)
+_SHIFT = 1 / 8
 """Of a side: the releases move an image by up to 1/16 after padding it to twice its size."""
 Padding = Literal["edge", "reflect"]
 """What lies beyond the border: the edge's own value, or the image mirrored at its edge."""
@@ -37,7 +37,7 @@ class Strength:
     noise: float = 0.005
 
 
-SOFT = Strength(0.2, 0.15, 0.25, 0.03, 0.15, 8.0, 0.05, 0.25)
+_SOFT = Strength(0.2, 0.15, 0.25, 0.03, 0.15, 8.0, 0.05, 0.25)
 STRONG = Strength(0.4, 0.3, 0.5, 0.06, 0.3, 15.0, 0.1, 0.5)
 
 
@@ -47,7 +47,7 @@ def cotta_view(
     *,
     strong: bool = True,
     padding: Padding = "edge",
-    shift: float = SHIFT,
+    shift: float = _SHIFT,
     grain: bool = True,
 ) -> Tensor:
     """One random view of every image: colour jitter, affine map, blur, flip and noise.
@@ -68,14 +68,14 @@ def cotta_view(
     >>> one.shape, bool((one == two).all()), bool((one >= 0).all() and (one <= 1).all())
     (torch.Size([2, 3, 8, 8]), True, True)
     """
-    by = STRONG if strong else SOFT
+    by = STRONG if strong else _SOFT
     view = pixels.float().clamp(0, 1)
-    view = colour_jitter(view, generator, by)
+    view = _colour_jitter(view, generator, by)
     view = random_affine(view, generator, by, padding, shift)
     if not grain:
-        return random_flip(view, generator)
+        return _random_flip(view, generator)
     view = gaussian_blur(view, _uniform(view, generator, 0.001, by.blur))
-    view = random_flip(view, generator)
+    view = _random_flip(view, generator)
     return (view + by.noise * _noise(view, generator)).clamp(0, 1)
 
 
@@ -84,7 +84,7 @@ def flip(pixels: Tensor) -> Tensor:
     return pixels.flip(-1)
 
 
-def random_flip(pixels: Tensor, generator: torch.Generator) -> Tensor:
+def _random_flip(pixels: Tensor, generator: torch.Generator) -> Tensor:
     """Flip every image with probability one half."""
     chosen = _uniform(pixels, generator, 0, 1) < 0.5
     return torch.where(chosen.view(-1, 1, 1, 1), flip(pixels), pixels)
@@ -131,7 +131,7 @@ def scaled_views(
     return views
 
 
-def colour_jitter(pixels: Tensor, generator: torch.Generator, by: Strength) -> Tensor:
+def _colour_jitter(pixels: Tensor, generator: torch.Generator, by: Strength) -> Tensor:
     """Brightness, contrast, saturation, hue and gamma, in an order drawn anew."""
     for step in torch.randperm(5, generator=generator).tolist():
         if step == 0:
@@ -181,7 +181,7 @@ def random_affine(
     generator: torch.Generator,
     by: Strength,
     padding: Padding = "edge",
-    shift: float = SHIFT,
+    shift: float = _SHIFT,
 ) -> Tensor:
     """Turn, move (by whole pixels) and scale every image about its centre."""
     height, width = pixels.shape[-2:]
@@ -244,7 +244,7 @@ def gaussian_blur(pixels: Tensor, sigma: Tensor, size: int = 5) -> Tensor:
 
 
 def _grey(pixels: Tensor) -> Tensor:
-    weights = torch.tensor(GREY, device=pixels.device, dtype=pixels.dtype).view(1, 3, 1, 1)
+    weights = torch.tensor(_GREY, device=pixels.device, dtype=pixels.dtype).view(1, 3, 1, 1)
     return (pixels * weights).sum(1, keepdim=True)
 
 

@@ -13,9 +13,9 @@ from ostinato.errors import InputError
 Images = Tensor | Iterable[Any]
 """One tensor of images, or anything that gives batches or single images, labels beside or not."""
 
-PROCESSED = "pixel_values"
+_PROCESSED = "pixel_values"
 """What Hugging Face's image processors call images that they have normalised."""
-_NAMES = (PROCESSED, "images", "image", "img", "x")
+_NAMES = (_PROCESSED, "images", "image", "img", "x")
 
 
 def image_batches(images: Images, size: int = 50) -> Iterator[tuple[Tensor, bool]]:
@@ -61,7 +61,7 @@ def _images_of(item: Any) -> tuple[Tensor, bool]:
         if name is None:
             known = ", ".join(map(str, item))
             raise InputError(f"No images among {known}: call them 'images' or 'pixel_values'.")
-        item, processed = item[name], name == PROCESSED
+        item, processed = item[name], name == _PROCESSED
     elif isinstance(item, (tuple, list)) and item:
         item = item[0]
     if not isinstance(item, Tensor) or item.ndim not in (3, 4):

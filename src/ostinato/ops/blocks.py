@@ -24,7 +24,7 @@ Choice = str | Sequence[str] | Callable[[str, nn.Module], bool] | None
 
 _ROWS = (nn.Sequential, nn.ModuleList)
 _CHOSEN = "_ostinato_blocks"
-CLASS_TOKENS = ("cls_token", "class_token", "class_embedding")
+_CLASS_TOKENS = ("cls_token", "class_token", "class_embedding")
 
 
 def find_blocks(model: nn.Module) -> dict[str, nn.Module]:
@@ -53,7 +53,7 @@ def find_blocks(model: nn.Module) -> dict[str, nn.Module]:
 
 def has_class_token(model: nn.Module) -> bool:
     """Whether token 0 is a class token."""
-    return any(name.rsplit(".", 1)[-1] in CLASS_TOKENS for name, _ in model.named_parameters())
+    return any(name.rsplit(".", 1)[-1] in _CLASS_TOKENS for name, _ in model.named_parameters())
 
 
 def choose_blocks(model: nn.Module, blocks: Choice) -> None:

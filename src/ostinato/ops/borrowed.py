@@ -6,11 +6,11 @@ import weakref
 from collections.abc import Callable
 from typing import Any, Generic, ParamSpec, TypeVar
 
-P = ParamSpec("P")
-T = TypeVar("T")
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 
 
-class Borrowed(Generic[P, T]):
+class Borrowed(Generic[_P, _T]):
     """A bound method that does not keep its object alive.
 
     What a method owns calls it back: with a plain bound method both would hold each other, and all
@@ -29,15 +29,15 @@ class Borrowed(Generic[P, T]):
     8
     """
 
-    def __init__(self, method: Callable[P, T]) -> None:
+    def __init__(self, method: Callable[_P, _T]) -> None:
         self._method = weakref.WeakMethod(method)
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
+    def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> _T:
         """Call the method."""
         return self._here()(*args, **kwargs)
 
-    def _here(self) -> Callable[P, T]:
-        method: Callable[P, T] | None = self._method()
+    def _here(self) -> Callable[_P, _T]:
+        method: Callable[_P, _T] | None = self._method()
         if method is None:
             raise ReferenceError("What this would call back is gone.")
         return method

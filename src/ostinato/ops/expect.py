@@ -24,7 +24,7 @@ LARGEST = 1 << 53
 """Whole numbers above this are no counts: JSON readers differ on them."""
 
 
-FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class Kind(NamedTuple):
@@ -192,11 +192,11 @@ def form(tensor: Tensor) -> list[Any]:
 
 
 def _is_form(value: Any) -> bool:
-    names = [str(dtype).removeprefix("torch.") for dtype in FLOATS]
-    return isinstance(value, list) and value[:1] in [[n] for n in names] and SIZES.fits(value[1:])
+    names = [str(dtype).removeprefix("torch.") for dtype in _FLOATS]
+    return isinstance(value, list) and value[:1] in [[n] for n in names] and _SIZES.fits(value[1:])
 
 
-SIZES = listed(count(low=1))
+_SIZES = listed(count(low=1))
 FORM = Kind("a type and sizes", _is_form)
 
 
@@ -222,7 +222,7 @@ ANYTHING = Expected()
 
 
 @runtime_checkable
-class Declares(Protocol):
+class _Declares(Protocol):
     """A part that says what it expects of a state that it is to take over."""
 
     def expected(self, state: State) -> Expected:
@@ -248,7 +248,7 @@ def declared(things: Mapping[str, Stateful], state: State) -> Expected:
 
 def declaration(name: str, thing: Stateful, part: State) -> Expected:
     """What one part expects; anything finite, where it does not say."""
-    if not isinstance(thing, Declares):
+    if not isinstance(thing, _Declares):
         return ANYTHING
     if not isinstance(part.values, dict):
         raise StateError(f"The state does not fit: {name} has no values by name.")
@@ -293,7 +293,7 @@ def _names(name: str, given: set[str], required: set[str], known: set[str]) -> N
 
 
 def _check_tensor(name: str, tensor: Tensor, wanted: Like, sizes: dict[str, int]) -> None:
-    types = FLOATS if wanted.dtype is None else (wanted.dtype,)
+    types = _FLOATS if wanted.dtype is None else (wanted.dtype,)
     if tensor.dtype not in types:
         raise StateError(f"The state does not fit: {name} is {tensor.dtype}, not {wanted.dtype}.")
     shape = tuple(tensor.shape)

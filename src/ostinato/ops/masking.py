@@ -15,7 +15,7 @@ from ostinato.ops.features import prefix_tokens
 from ostinato.ops.tokens import entering, patches
 
 # How libraries call the two projections where they are separate.
-PROJECTIONS = (("query", "key"), ("q_proj", "k_proj"))
+_PROJECTIONS = (("query", "key"), ("q_proj", "k_proj"))
 
 
 class ClassAttention:
@@ -78,10 +78,10 @@ class ClassAttention:
         split = lambda t: t.float().unflatten(-1, (heads, -1)).transpose(1, 2)  # noqa: E731
         norms = [getattr(attention, f"{n}_norm", None) or nn.Identity() for n in "qk"]
         q, k = norms[0](split(query[:, :1])), norms[1](split(key))
-        self.scores = class_attention(q, k)[:, self.prefix :]
+        self.scores = _class_attention(q, k)[:, self.prefix :]
 
 
-def class_attention(query: Tensor, key: Tensor) -> Tensor:
+def _class_attention(query: Tensor, key: Tensor) -> Tensor:
     """Attention weights of one query over all keys, mean over heads.
 
     Args:
@@ -154,4 +154,4 @@ def _find_attention(block: nn.Module) -> nn.Module:
 
 
 def _separate(attention: nn.Module) -> tuple[str, ...]:
-    return next((pair for pair in PROJECTIONS if hasattr(attention, pair[0])), ())
+    return next((pair for pair in _PROJECTIONS if hasattr(attention, pair[0])), ())

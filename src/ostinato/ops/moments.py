@@ -18,11 +18,11 @@ from torch.nn import functional as F
 
 from ostinato.ops.roots import inverse_root
 
-RIDGE = 0.05
+_RIDGE = 0.05
 """Added to every covariance, as a share of its mean variance, before a root is taken."""
 FULL, RANK = 256, 64
 """Blocks up to the first width keep whole maps, wider ones maps of the second's rank."""
-MOST = 1024
+_MOST = 1024
 """Tokens of an image that moments are taken of: early feature maps have many, all alike."""
 LEAST = 1e-4
 """No domain's variance counts as less than this share of the source's: flat images have none."""
@@ -97,24 +97,24 @@ def token_moments(
 
 
 def _thinned(body: Tensor) -> Tensor:
-    """At most `MOST` tokens of each image, the same places in all, drawn once for a length."""
+    """At most `_MOST` tokens of each image, the same places in all, drawn once for a length."""
     count = body.shape[1]
-    return body if count <= MOST else body[:, _places(count, str(body.device))]
+    return body if count <= _MOST else body[:, _places(count, str(body.device))]
 
 
 @lru_cache(maxsize=64)
 def _places(count: int, device: str) -> Tensor:
     # A tensor born in inference mode could not be used outside it, and this one is kept.
     with torch.inference_mode(False), torch.no_grad():
-        drawn = torch.randperm(count, generator=torch.Generator().manual_seed(count))[:MOST]
+        drawn = torch.randperm(count, generator=torch.Generator().manual_seed(count))[:_MOST]
         return drawn.sort().values.to(device)
 
 
 def ridged(covariance: Tensor, least: Tensor | float = 0.0) -> Tensor:
-    """The covariance with `RIDGE` of its mean variance (at least `least`) on the diagonal."""
+    """The covariance with `_RIDGE` of its mean variance (at least `least`) on the diagonal."""
     variance = torch.clamp(covariance.diagonal().mean(), min=least)
     found = covariance.clone()
-    found.diagonal().add_(RIDGE * variance)
+    found.diagonal().add_(_RIDGE * variance)
     return found
 
 
@@ -130,7 +130,7 @@ def power(matrix: Tensor, exponent: float) -> Tensor:
     return result
 
 
-def whitening(covariance: Tensor, least: Tensor) -> Tensor:
+def _whitening(covariance: Tensor, least: Tensor) -> Tensor:
     """The power −½ of a domain's ridged covariance, in double precision.
 
     A GPU is slow at eigenvalues and quick at products, so there it is made of products. They are in
@@ -140,7 +140,7 @@ def whitening(covariance: Tensor, least: Tensor) -> Tensor:
     if not whole.is_cuda:
         return power(whole, -0.5)
     with torch.autocast("cuda", enabled=False):
-        return inverse_root(whole, RIDGE / (2 * len(whole)))
+        return inverse_root(whole, _RIDGE / (2 * len(whole)))
 
 
 @dataclass(frozen=True)
@@ -227,7 +227,7 @@ def block_map(
     >>> [round(float(v), 3) for v in whole(torch.tensor([[[5.0, 3.0]]])).flatten()]
     [1.0, 0.0]
     """
-    move = source.root @ whitening(domain.covariance, source.least)
+    move = source.root @ _whitening(domain.covariance, source.least)
     shift = share * torch.addmv(source.mean.double(), move, domain.mean.double(), alpha=-1)
     rest = (share * move).T
     scale = rest.diagonal() - share

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-ROUNDED = (F.linear, F.conv2d, F.multi_head_attention_forward)
+_ROUNDED = (F.linear, F.conv2d, F.multi_head_attention_forward)
 """What autocast takes in half precision, of that which models do with weights."""
 
 
@@ -39,7 +39,7 @@ class Narrowed(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         given = kwargs or {}
-        if func in ROUNDED:
+        if func in _ROUNDED:
             args = tuple(self._rounded(one) for one in args)
             given = {name: self._rounded(one) for name, one in given.items()}
         return func(*args, **given)

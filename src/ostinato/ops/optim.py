@@ -16,7 +16,7 @@ from ostinato.ops.snapshot import State
 OptimizerName = Literal["adam", "adamw", "sgd"]
 
 _ADAM = {"step": 0.0, "exp_avg": -math.inf, "exp_avg_sq": 0.0}
-MOMENTS = {"Adam": _ADAM, "AdamW": _ADAM, "SGD": {"momentum_buffer": -math.inf}}
+_MOMENTS = {"Adam": _ADAM, "AdamW": _ADAM, "SGD": {"momentum_buffer": -math.inf}}
 """What each optimizer gathers for a parameter, with the least value it can have."""
 
 
@@ -109,7 +109,7 @@ class OptimizerState:
 
     def expected(self, state: State) -> Expected:
         """Moments in the shapes of the parameters, and the settings there are; rates may move."""
-        lows = MOMENTS.get(type(self.optimizer).__name__)
+        lows = _MOMENTS.get(type(self.optimizer).__name__)
         if lows is None:
             return ANYTHING  # an optimizer of a user's own
         parameters = [p for group in self.optimizer.param_groups for p in group["params"]]

@@ -23,7 +23,7 @@ from torch import distributed as dist
 from ostinato.errors import ConfigError, GroupError, InputError
 
 Given = Literal["part", "whole"]
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 
 class Processes:
@@ -160,7 +160,7 @@ class Processes:
         parts = self._exchange(said.to(torch.uint8), [int(one) for one in sizes])
         return [part.numpy().tobytes() for part in parts]
 
-    def from_first(self, value: T) -> T:
+    def from_first(self, value: _T) -> _T:
         """A value whose tensors, inside what holds them, are the first process' to the bit.
 
         The others' have to have the same shapes.
@@ -255,7 +255,7 @@ class Processes:
             yield
         except BaseException as error:
             if self.size > 1 and self._lost is None:
-                self._lost = f"This process failed in an earlier batch ({error}). {AGAIN}"
+                self._lost = f"This process failed in an earlier batch ({error}). {_AGAIN}"
             raise
 
     def _exchange(self, rows: Tensor, sizes: Sequence[int]) -> list[Tensor]:
@@ -282,12 +282,12 @@ class Processes:
         except RuntimeError as error:
             why = str(error).partition("\n")[0].rpartition("] ")[2] or type(error).__name__
             who = f"Process {self.rank} of {self.size}"
-            self._lost = f"{who} had no answer from the others ({why[:160]}). {AGAIN}"
+            self._lost = f"{who} had no answer from the others ({why[:160]}). {_AGAIN}"
             raise GroupError(self._lost) from error
 
 
 ALONE = Processes()
-AGAIN = (
+_AGAIN = (
     "What it holds may be half of a batch: end all processes, start them again, and load the last "
     "saved state."
 )

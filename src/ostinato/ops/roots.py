@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 Quadratic = tuple[float, float, float]
-CLOSE = 1e-3
+_CLOSE = 1e-3
 """Largest error of a root, as a share of it. Maps move tokens by a fifth of what it gives."""
 
 
@@ -53,7 +53,7 @@ def quadratics(least: float) -> tuple[Quadratic, ...]:
     while True:
         one, error = best_quadratic(low, high)
         found.append(one)
-        if error < CLOSE:
+        if error < _CLOSE:
             return tuple(found)
         low, high = 1 - error, 1 + error
 

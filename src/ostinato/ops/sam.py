@@ -24,7 +24,7 @@ def climb(gradients: Mapping[str, Tensor], radius: float) -> dict[str, Tensor]:
     return {name: gradient * scale for name, gradient in gradients.items()}
 
 
-def gradients(loss: Tensor, parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
+def _gradients(loss: Tensor, parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
     """Gradients by name, zero where a parameter takes no part; `.grad` stays untouched."""
     found = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
     pairs = zip(parameters.items(), found, strict=True)
@@ -35,7 +35,7 @@ def climbed(
     parameters: Mapping[str, nn.Parameter], loss: Tensor, radius: float
 ) -> dict[str, Tensor] | None:
     """The parameters' values at the climbed point, tied to them; None without a finite slope."""
-    step = climb(gradients(loss, parameters), radius)
+    step = climb(_gradients(loss, parameters), radius)
     largest = torch.stack([part.abs().amax() for part in step.values()]).amax()
     if not bool(largest.isfinite()):
         return None

@@ -44,7 +44,7 @@ class _EnoughError(Exception):
 
 
 @torch.no_grad()
-def embedded_tokens(model: nn.Module, pixels: Tensor) -> Tensor:
+def _embedded_tokens(model: nn.Module, pixels: Tensor) -> Tensor:
     """The tokens (B, N, D) that go into the first block; no block runs."""
     found: list[Tensor] = []
 
@@ -62,7 +62,7 @@ def embedded_tokens(model: nn.Module, pixels: Tensor) -> Tensor:
 
 def patch_tokens(model: nn.Module, pixels: Tensor) -> Tensor:
     """All patches of all images as (T, D), on their way into the first block."""
-    tokens = embedded_tokens(model, pixels)[:, prefix_tokens(model) :]
+    tokens = _embedded_tokens(model, pixels)[:, prefix_tokens(model) :]
     return tokens.reshape(-1, tokens.shape[-1]).float()
 
 

@@ -21,7 +21,7 @@ from ostinato.ops.expect import Expected, Like, check_finite, count, like, liste
 from ostinato.ops.files import write_atomically
 from ostinato.ops.tensors import read_tensors
 
-FORMAT = "ostinato-state"
+_FORMAT = "ostinato-state"
 VERSION = 1
 
 
@@ -143,7 +143,7 @@ def encode_state(state: State, header: dict[str, Any]) -> bytes:
     check_finite(state)
     tensors = {k: t.detach().cpu().contiguous().clone() for k, t in state.tensors.items()}
     meta = {
-        "format": FORMAT,
+        "format": _FORMAT,
         "version": str(VERSION),
         "header": json.dumps(header, sort_keys=True),
         "values": json.dumps(state.values, sort_keys=True),
@@ -162,7 +162,7 @@ def load_state(path: str | Path) -> tuple[State, dict[str, Any]]:
         digest = _digest(tensors, meta)
     except Exception as error:  # whatever a foreign or damaged file makes the reader raise
         raise StateError(f"{path} is truncated or damaged ({error}); use another copy.") from None
-    if meta.get("format") != FORMAT:
+    if meta.get("format") != _FORMAT:
         raise StateError(f"{path} is a safetensors file, but not one that Ostinato saved.")
     _check_version(path, meta.get("version"))
     if meta.get("digest") != digest:

@@ -26,12 +26,12 @@ from ostinato.ops.moments import BlockMoments
 from ostinato.ops.tensors import read_tensors
 from ostinato.ops.whitening import PLACING, WIDE, Content
 
-FORMAT = "ostinato-statistics"
-RANK = 256
+_FORMAT = "ostinato-statistics"
+_RANK = 256
 """Covariances of wider blocks are stored by so many directions and one variance for the rest."""
-VARIED = 500
+_VARIED = 500
 """Clean images that alterations are made of, at most."""
-ENOUGH = 100
+_ENOUGH = 100
 """Clean images below which statistics are said to be thin."""
 
 
@@ -70,7 +70,7 @@ class SourceStatistics:
     def doubts(self) -> list[str]:
         """What speaks against these statistics, a sentence each; empty where nothing does."""
         found = []
-        if self.images < ENOUGH:
+        if self.images < _ENOUGH:
             found.append(f"They rest on {self.images} images; 300 are good.")
         if self.entropy is not None and self.entropy > 0.5:
             found.append(
@@ -105,7 +105,7 @@ class SourceStatistics:
             name: (t if t.dtype == torch.half else t.float()).cpu().contiguous()
             for name, t in tensors.items()
         }
-        write_atomically(path, save(kept, metadata={"format": FORMAT, "info": json.dumps(info)}))
+        write_atomically(path, save(kept, metadata={"format": _FORMAT, "info": json.dumps(info)}))
 
     @classmethod
     def load(cls, path: str | Path) -> SourceStatistics:
@@ -119,7 +119,7 @@ class SourceStatistics:
             tensors, meta = read_tensors(path)
         except (SafetensorError, OSError, KeyError, ValueError) as error:
             raise MissingResource(f"{path} is truncated or damaged ({error}).") from None
-        if meta.get("format") != FORMAT:
+        if meta.get("format") != _FORMAT:
             raise MissingResource(f"{path} holds no source statistics that Ostinato saved.")
         if not all(bool(tensor.isfinite().all()) for tensor in tensors.values()):
             raise MissingResource(f"{path} holds values that are not finite: collect them anew.")
@@ -130,12 +130,12 @@ class SourceStatistics:
 
 
 def _packed(covariance: Tensor, index: int) -> dict[str, Tensor]:
-    if len(covariance) <= RANK:
+    if len(covariance) <= _RANK:
         return {f"token_covariance.{index}": covariance}
     values, vectors = torch.linalg.eigh(covariance.double())
-    rest = values[:-RANK].clamp_min(0).mean()
-    root = (values[-RANK:] - rest).clamp_min(0).sqrt()
-    factor = vectors[:, -RANK:] * root
+    rest = values[:-_RANK].clamp_min(0).mean()
+    root = (values[-_RANK:] - rest).clamp_min(0).sqrt()
+    factor = vectors[:, -_RANK:] * root
     return {
         f"token_factor.{index}": factor.half(),
         f"token_rest.{index}": rest.float().reshape(1),
@@ -194,7 +194,7 @@ def collect(
     others: dict[str, list[Tensor]] = {}
     with torch.no_grad():
         for pixels in batches:
-            if gatherer.images < VARIED:
+            if gatherer.images < _VARIED:
                 for name, images in altered(three_colours(pixels), gatherer.images).items():
                     others.setdefault(name, []).append(describe(images).cpu())
             gatherer.take(pixels)

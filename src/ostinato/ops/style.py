@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-SCALES = 3
-FLOOR = 1e-6  # keeps the logarithm of a flat image finite
+_SCALES = 3
+_FLOOR = 1e-6  # keeps the logarithm of a flat image finite
 
 
 def cosine_filters(size: int = 3) -> Tensor:
@@ -37,7 +37,7 @@ def image_moments(pixels: Tensor) -> Tensor:
     bank = cosine_filters().to(pixels.device)[:, None].repeat(3, 1, 1, 1)
     found = []
     level = pixels.float()
-    for _ in range(SCALES):
+    for _ in range(_SCALES):
         padded = F.pad(level, (1, 1, 1, 1), mode="replicate")
         responses = F.conv2d(padded, bank, groups=3)
         found.append(torch.stack([responses.mean((2, 3)), responses.square().mean((2, 3))], 1))
@@ -53,7 +53,7 @@ def style_of(moments: Tensor) -> Tensor:
         moments: (B, 2, 81) from `image_moments`.
     """
     first, second = moments.mean(0)
-    style: Tensor = (second - first.square()).clamp_min(FLOOR).log()
+    style: Tensor = (second - first.square()).clamp_min(_FLOOR).log()
     return style
 
 

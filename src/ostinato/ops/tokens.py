@@ -23,7 +23,7 @@ Change = Callable[[Tensor], Tensor]
 _ends: WeakKeyDictionary[nn.Module, tuple[nn.Module, nn.Module]] = WeakKeyDictionary()
 
 
-def end_blocks(model: nn.Module) -> tuple[nn.Module, nn.Module]:
+def _end_blocks(model: nn.Module) -> tuple[nn.Module, nn.Module]:
     """The first and the last block."""
     if model not in _ends:
         blocks = list(find_blocks(model).values())
@@ -79,7 +79,7 @@ def _behind_stem(module: nn.Module) -> Patches | None:
 
 def token_width(model: nn.Module) -> int:
     """How many numbers a token has on its way into the first block."""
-    for module in end_blocks(model)[0].modules():
+    for module in _end_blocks(model)[0].modules():
         if isinstance(module, nn.LayerNorm):
             return int(module.normalized_shape[-1])
     raise TargetError("The first block has no LayerNorm that would tell the tokens' width.")
@@ -88,7 +88,7 @@ def token_width(model: nn.Module) -> int:
 @contextmanager
 def entering(model: nn.Module, change: Change) -> Iterator[None]:
     """Change the tokens (B, N, D) on their way into the first block."""
-    block, _ = end_blocks(model)
+    block, _ = _end_blocks(model)
 
     def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if args:
@@ -106,7 +106,7 @@ def entering(model: nn.Module, change: Change) -> Iterator[None]:
 @contextmanager
 def leaving(model: nn.Module, change: Change) -> Iterator[None]:
     """Change the tokens on their way out of the last block."""
-    _, block = end_blocks(model)
+    _, block = _end_blocks(model)
 
     def hook(module: nn.Module, inputs: Any, output: Any) -> Any:
         if isinstance(output, tuple):
@@ -134,7 +134,7 @@ def patches(model: nn.Module, change: Change) -> Iterator[None]:
         handle.remove()
 
 
-def find_final_norm(model: nn.Module) -> nn.LayerNorm | None:
+def _find_final_norm(model: nn.Module) -> nn.LayerNorm | None:
     """The first LayerNorm after the last block, where there is one."""
     last = list(find_blocks(model))[-1]
     passed = False
@@ -153,7 +153,7 @@ def final_tokens(model: nn.Module) -> Iterator[list[Tensor]]:
     A model that norms after pooling gives the last block's output instead.
     """
     found: list[Tensor] = []
-    norm = find_final_norm(model)
+    norm = _find_final_norm(model)
 
     def normed(module: nn.Module, inputs: Any, output: Tensor) -> None:
         if output.ndim == 3:

@@ -12,7 +12,7 @@ from ostinato.ops.blocks import find_blocks, is_convolutional, last_stage
 from ostinato.ops.expect import Expected, Like
 from ostinato.ops.snapshot import State
 
-NORMS = (nn.LayerNorm, nn.GroupNorm, nn.modules.batchnorm._BatchNorm)
+_NORMS = (nn.LayerNorm, nn.GroupNorm, nn.modules.batchnorm._BatchNorm)
 
 
 def norm_parameters(model: nn.Module, *, blocks: range | None = None) -> dict[str, nn.Parameter]:
@@ -44,7 +44,7 @@ def norm_parameters(model: nn.Module, *, blocks: range | None = None) -> dict[st
 
 
 def _is_norm(module: nn.Module) -> bool:
-    return isinstance(module, NORMS) or type(module).__name__.endswith("Norm")
+    return isinstance(module, _NORMS) or type(module).__name__.endswith("Norm")
 
 
 def _norms_of(model: nn.Module, blocks: range) -> set[str]:

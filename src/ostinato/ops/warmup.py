@@ -13,8 +13,8 @@ from ostinato.ops.adapters import Adapted
 from ostinato.ops.optim import make_optimizer
 from ostinato.ops.snapshot import State
 
-IGNORE = 255
-CHECKS = 10
+_IGNORE = 255
+_CHECKS = 10
 """How often held-out images are looked at on the way."""
 
 
@@ -55,11 +55,11 @@ def warm_up(
     for parameter in parameters.values():
         parameter.requires_grad_(True)
     for step in range(steps):
-        if watch is not None and step % max(1, steps // CHECKS) == 0:
+        if watch is not None and step % max(1, steps // _CHECKS) == 0:
             watch.look(model, parameters)
         chosen = torch.randperm(len(images), generator=generator)[:batch].to(images.device)
         with torch.enable_grad():
-            loss = source_loss(model, images[chosen], labels[chosen])
+            loss = _source_loss(model, images[chosen], labels[chosen])
             if loss is None:
                 continue
             if extra is not None:
@@ -73,15 +73,17 @@ def warm_up(
     return State({name: p.detach().clone() for name, p in parameters.items()})
 
 
-def source_loss(model: Callable[[Tensor], Tensor], images: Tensor, labels: Tensor) -> Tensor | None:
+def _source_loss(
+    model: Callable[[Tensor], Tensor], images: Tensor, labels: Tensor
+) -> Tensor | None:
     """Mean cross-entropy, at the labels' size where they are maps; None without a valid pixel."""
-    if labels.ndim > 1 and not bool((labels != IGNORE).any()):
+    if labels.ndim > 1 and not bool((labels != _IGNORE).any()):
         return None  # the mean over no pixel is no number, and would spoil every parameter
     logits = model(images)
     if logits.shape[2:] != labels.shape[1:]:
         size = tuple(labels.shape[1:])
         logits = F.interpolate(logits, size=size, mode="bilinear", align_corners=False)
-    return F.cross_entropy(logits.float(), labels, ignore_index=IGNORE)
+    return F.cross_entropy(logits.float(), labels, ignore_index=_IGNORE)
 
 
 class Watch:
@@ -97,7 +99,7 @@ class Watch:
         self, model: Callable[[Tensor], Tensor], parameters: Mapping[str, nn.Parameter]
     ) -> None:
         """Keep the present values if none before were better."""
-        losses = [(source_loss(model, x, y), len(x)) for x, y in self.parts]
+        losses = [(_source_loss(model, x, y), len(x)) for x, y in self.parts]
         valid = [(float(loss), count) for loss, count in losses if loss is not None]
         total = sum(count for _, count in valid)
         mean = sum(loss * count for loss, count in valid) / max(total, 1)

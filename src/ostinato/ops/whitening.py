@@ -16,9 +16,9 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-SHRINK = 0.2
+_SHRINK = 0.2
 """How far covariances of few images are drawn to their diagonal."""
-FOLDS = 5
+_FOLDS = 5
 PLACING = ("mean", "scale", "turn", "centre", "whiten")
 """The tensors that descriptors are placed by."""
 WIDE = ("turn", "whiten")
@@ -114,11 +114,11 @@ def within(groups: Sequence[Tensor]) -> Tensor:
 
 
 def shrunk(covariance: Tensor) -> Tensor:
-    """Drawn to its diagonal by `SHRINK`, and safely positive."""
+    """Drawn to its diagonal by `_SHRINK`, and safely positive."""
     diagonal = covariance.diagonal().clamp_min(1e-4)
     return (
-        (1 - SHRINK) * covariance
-        + SHRINK * torch.diag(diagonal)
+        (1 - _SHRINK) * covariance
+        + _SHRINK * torch.diag(diagonal)
         + 1e-4 * torch.eye(len(covariance), dtype=covariance.dtype)
     )
 
@@ -155,11 +155,11 @@ def held_out(groups: Sequence[Tensor], whiten: Tensor) -> float:
         groups: standardised descriptors, clean and altered.
         whiten: what is applied after bending.
     """
-    if min(len(group) for group in groups) < 2 * FOLDS:
+    if min(len(group) for group in groups) < 2 * _FOLDS:
         return 1.0
     found = []
-    for fold in range(FOLDS):
-        rest = [torch.arange(len(group)) % FOLDS != fold for group in groups]
+    for fold in range(_FOLDS):
+        rest = [torch.arange(len(group)) % _FOLDS != fold for group in groups]
         turn = even(within([group[some] for group, some in zip(groups, rest, strict=True)]))
         for group, some in zip(groups, rest, strict=True):
             bent = bend(group @ turn)

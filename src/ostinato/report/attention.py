@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ostinato.experts.pool import ExpertPool
     from ostinato.methods.base import Method
 
-SHARED = "shared"
+_SHARED = "shared"
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ def expert_attention(
         with _selected(pool, owners), _tokens(read) as seen:
             adapted.model(pixels)
             adapted.model.release()
-        mixtures = {SHARED: read.shared} if read.shared is not None else {}
+        mixtures = {_SHARED: read.shared} if read.shared is not None else {}
         if read.config.domain:
             mixtures |= {f"domain {d}": read.mixture(d) for d in pool.domains}
         maps = [_similarity(m(seen[0].to(m.down)), adapted, pixels) for m in mixtures.values()]

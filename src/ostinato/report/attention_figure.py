@@ -14,7 +14,7 @@ from ostinato.report.style import INK, canvas, to_svg
 from ostinato.report.timeline import readable
 
 IMAGES, EXPERTS = 6, 8
-TITLE = "Where the experts look"
+_TITLE = "Where the experts look"
 
 
 def attention_maps(variants: Sequence[Variant]) -> list[Part]:
@@ -26,7 +26,7 @@ def attention_maps(variants: Sequence[Variant]) -> list[Part]:
         if path is not None:
             found.append(draw_attention(ExpertAttention.load(path), variant.label, len(found) + 1))
     note = f"No run keeps {ATTENTION}, the maps of its experts on chosen images."
-    return found or [Missing("attention", TITLE, note)]
+    return found or [Missing("attention", _TITLE, note)]
 
 
 def draw_attention(maps: ExpertAttention, label: str, number: int = 1) -> Figure:
@@ -62,7 +62,7 @@ def draw_attention(maps: ExpertAttention, label: str, number: int = 1) -> Figure
     more = " Not drawn: " + " and ".join(part for part in left if part) + "." if any(left) else ""
     return Figure(
         name,
-        f"{TITLE}: {label}",
+        f"{_TITLE}: {label}",
         "Cosine similarity of the class token to every patch token in each branch's output at "
         f"{maps.layer}; bright is near, and below each map stands its range. The framed map is of "
         "the domain that was active; the others were not, and answer to an image that is not "

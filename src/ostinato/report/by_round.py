@@ -12,11 +12,11 @@ from ostinato.report.runs import Variant
 from ostinato.report.style import End, canvas, label_ends, room_for, to_svg
 from ostinato.scoring.forgetting import Metric, higher_is_better
 
-LEAST = 3
+_LEAST = 3
 """Rounds from which on a line by round says more than two numbers."""
-APART = 1.0
+_APART = 1.0
 """Points below which two rounds count as equal."""
-RUIN = 5.0
+_RUIN = 5.0
 """Points behind the source model from which on a method has collapsed."""
 
 
@@ -35,11 +35,11 @@ def verdict(means: Sequence[float], metric: Metric, source: float | None = None)
     """
     sign = -1.0 if higher_is_better(metric) else 1.0
     last = sign * means[-1]
-    if source is not None and last > sign * source + RUIN:
+    if source is not None and last > sign * source + _RUIN:
         return "collapses"
-    if last > min(sign * mean for mean in means) + APART:
+    if last > min(sign * mean for mean in means) + _APART:
         return "forgets"
-    return "remembers" if last < sign * means[0] - APART else "stays"
+    return "remembers" if last < sign * means[0] - _APART else "stays"
 
 
 def error_by_round(variants: Sequence[Variant]) -> list[Part]:
@@ -47,15 +47,15 @@ def error_by_round(variants: Sequence[Variant]) -> list[Part]:
     groups: dict[tuple[int, Metric], list[Variant]] = {}
     for variant in variants:
         metric = variant.first.summary.metric
-        groups.setdefault((len(round_scores(variant)), metric), []).append(variant)
-    many = [group for (rounds, _), group in groups.items() if rounds >= LEAST]
+        groups.setdefault((len(_round_scores(variant)), metric), []).append(variant)
+    many = [group for (rounds, _), group in groups.items() if rounds >= _LEAST]
     return [
         _figure(group, "" if len(many) == 1 else f"-{place + 1}")
         for place, group in enumerate(many)
     ]
 
 
-def round_scores(variant: Variant) -> list[float]:
+def _round_scores(variant: Variant) -> list[float]:
     """The mean of each round, over seeds; as many rounds as every seed has begun."""
     least = min(len(run.summary.rounds) for run in variant.runs)
     table = [[one.by_images for one in run.summary.rounds[:least]] for run in variant.runs]
@@ -65,7 +65,7 @@ def round_scores(variant: Variant) -> list[float]:
 def _figure(group: Sequence[Variant], ending: str) -> Figure:
     metric = group[0].first.summary.metric
     word, name = WORDS[metric], f"error-by-round{ending}"
-    scores = {variant.label: round_scores(variant) for variant in group}
+    scores = {variant.label: _round_scores(variant) for variant in group}
     frozen = next((v for v in group if v.first.spec.get("method") == "source"), None)
     source = None if frozen is None else scores[frozen.label][-1]
     numbers = range(1, len(scores[group[0].label]) + 1)
@@ -92,8 +92,8 @@ def _figure(group: Sequence[Variant], ending: str) -> Figure:
         name,
         f"{heading(word)} by round",
         f"Mean {word} of each round; the number after a name is the last round's. A method "
-        f"remembers where its last round is {APART:g} point or more ahead of its first, forgets "
-        f"where it is as far behind its best, and collapses where it is {RUIN:g} points or more "
+        f"remembers where its last round is {_APART:g} point or more ahead of its first, forgets "
+        f"where it is as far behind its best, and collapses where it is {_RUIN:g} points or more "
         "behind the source model.",
         alt,
         svg,

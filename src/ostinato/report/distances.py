@@ -14,7 +14,7 @@ from ostinato.report.runs import Run, Variant
 from ostinato.report.style import canvas, fold, to_svg
 from ostinato.report.timeline import readable
 
-TITLE = "Distance of every block to the source"
+_TITLE = "Distance of every block to the source"
 PANELS, DOMAINS = 3, 30
 """Most variants, and domains of each, that are drawn."""
 
@@ -24,11 +24,11 @@ def distance_to_source(variants: Sequence[Variant]) -> list[Part]:
     able = [v for v in variants if v.first.diagnostics.get("blocks")]
     if not able:
         note = "No run kept distances of its domains: methods without maps have none."
-        return [Missing("distance", TITLE, note)]
+        return [Missing("distance", _TITLE, note)]
     drawn: list[Part] = [_panels(v, place) for place, v in enumerate(able[:PANELS])]
     if len(able) > PANELS:
         note = f"{len(able) - PANELS} more runs are not drawn."
-        drawn.append(Missing("distance-more", TITLE, note))
+        drawn.append(Missing("distance-more", _TITLE, note))
     return drawn
 
 
@@ -80,7 +80,7 @@ def _panels(variant: Variant, place: int) -> Figure:
     )
     return Figure(
         name,
-        f"{TITLE}: {variant.label}",
+        f"{_TITLE}: {variant.label}",
         (explained if place == 0 else "") + "Paler on the right: the maps brought it nearer.",
         alt,
         svg,

@@ -25,9 +25,9 @@ from ostinato.report.timeline import by_stream, draw_visits, longest, visits
 from ostinato.scoring.record import Record
 from ostinato.scoring.routing import domains_over_time
 
-PANELS = 8
+_PANELS = 8
 """Most variants whose timeline is drawn."""
-NO_DECISIONS = "None of these runs recognises domains, so there is nothing to show."
+_NO_DECISIONS = "None of these runs recognises domains, so there is nothing to show."
 
 
 def discriminator_timeline(variants: Sequence[Variant]) -> list[Part]:
@@ -35,10 +35,10 @@ def discriminator_timeline(variants: Sequence[Variant]) -> list[Part]:
     deciding = [v for v in variants if v.first.decided]
     title = "What the discriminator decided"
     if not deciding:
-        return [Missing("discriminator", title, NO_DECISIONS)]
-    drawn: list[Part] = [_timeline(v, place) for place, v in enumerate(deciding[:PANELS])]
-    if len(deciding) > PANELS:
-        left = len(deciding) - PANELS
+        return [Missing("discriminator", title, _NO_DECISIONS)]
+    drawn: list[Part] = [_timeline(v, place) for place, v in enumerate(deciding[:_PANELS])]
+    if len(deciding) > _PANELS:
+        left = len(deciding) - _PANELS
         drawn.append(Missing("discriminator-more", title, f"{left} more runs are not drawn."))
     return drawn
 
@@ -205,7 +205,7 @@ def pool_growth(variants: Sequence[Variant]) -> list[Part]:
     deciding = [v for v in variants if v.first.decided]
     title = "Growth of the pool"
     if not deciding:
-        return [Missing("pool", title, NO_DECISIONS)]
+        return [Missing("pool", title, _NO_DECISIONS)]
     groups = by_stream(deciding)
     return [
         _growth(group, title, "" if len(groups) == 1 else f"-{place + 1}")

@@ -19,8 +19,8 @@ from ostinato.scoring.record import Record
 
 WORDS: dict[Metric, str] = {"error": "error", "accuracy": "accuracy", "miou": "mIoU"}
 
-TOTAL = "total"
-MANY = 8
+_TOTAL = "total"
+_MANY = 8
 
 
 def heading(word: str) -> str:
@@ -32,7 +32,7 @@ def heading(word: str) -> str:
     return word if word == "mIoU" else word.capitalize()
 
 
-def score(records: Sequence[Record], metric: Metric) -> float:
+def _score(records: Sequence[Record], metric: Metric) -> float:
     """The score of a few batches together, in percent."""
     if metric == "miou":
         side = records[0].classes
@@ -54,7 +54,7 @@ def running(records: Sequence[Record], many: Sequence[Visit], metric: Metric) ->
         reach = max(1, math.ceil((visit.end - visit.start) / 8))
         for at in range(visit.start, end):
             part = records[max(visit.start, at - reach) : min(end, at + reach + 1)]
-            values.append(score(part, metric))
+            values.append(_score(part, metric))
     return values
 
 
@@ -118,7 +118,7 @@ def _rows(
     label: str, seed: int | None, records: Sequence[Record], curve: Sequence[float], metric: Metric
 ) -> list[tuple[Value, ...]]:
     return [
-        (label, seed, r.index, r.round + 1, r.domain, r.images, rounded(score([r], metric)),
+        (label, seed, r.index, r.round + 1, r.domain, r.images, rounded(_score([r], metric)),
          rounded(value))
         for r, value in zip(records, curve, strict=True)
     ]  # fmt: skip
@@ -154,13 +154,13 @@ def _draw(
 def _is_background(variant: Variant, group: Sequence[Variant]) -> bool:
     """Among many lines, all but the source model's and this project's step back."""
     method = str(variant.first.spec.get("method"))
-    return len(group) > MANY and method != "source" and not is_own(method)
+    return len(group) > _MANY and method != "source" and not is_own(method)
 
 
 def so_far(records: Sequence[Record], metric: Metric) -> list[float]:
     """The mean of all batches up to each one, weighted by their images."""
     images = np.array([r.images for r in records], dtype=np.float64)
-    values = np.array([score([r], metric) for r in records])
+    values = np.array([_score([r], metric) for r in records])
     total: list[float] = (np.cumsum(values * images) / np.cumsum(images)).tolist()
     return total
 
@@ -180,7 +180,7 @@ def _draw_total(axes: Any, variant: Variant, frozen: Variant | None, metric: Met
     length = min(map(len, curves))
     middle = np.mean([curve[:length] for curve in curves], axis=0)
     (line,) = axes.plot(
-        np.arange(length) + 1, middle, color=variant.colour, ls=variant.dash, label=TOTAL
+        np.arange(length) + 1, middle, color=variant.colour, ls=variant.dash, label=_TOTAL
     )
     tip(line, f"{variant.label}: {float(middle[-1]):.1f} at the end")
     return End(float(middle[-1]), f"{variant.label}\u00a0{variant.score:.1f}", variant.colour)
@@ -188,7 +188,7 @@ def _draw_total(axes: Any, variant: Variant, frozen: Variant | None, metric: Met
 
 def _limits(axes: Any) -> tuple[float, float]:
     """Limits without the first third of all lines, which would squeeze the rest."""
-    lines = [line.get_ydata() for line in axes.get_lines() if line.get_label() == TOTAL]
+    lines = [line.get_ydata() for line in axes.get_lines() if line.get_label() == _TOTAL]
     values = [value for line in lines for value in line[len(line) // 3 :]]
     room = 0.1 * (max(values) - min(values)) + 0.5
     return min(values) - room, max(values) + room

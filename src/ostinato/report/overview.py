@@ -13,7 +13,7 @@ from ostinato.report.over_time import WORDS
 from ostinato.report.runs import Run, Variant
 from ostinato.scoring.forgetting import higher_is_better
 
-NOTHING = "–"
+_NOTHING = "–"
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Table:
         return Data(self.headings, tuple(rows))
 
 
-def by_score(variants: Sequence[Variant]) -> list[Variant]:
+def _by_score(variants: Sequence[Variant]) -> list[Variant]:
     """The best first, by the metric of its own task."""
     return sorted(
         variants,
@@ -46,44 +46,44 @@ def by_score(variants: Sequence[Variant]) -> list[Variant]:
 
 def describe_runs(variants: Sequence[Variant]) -> Table:
     """What was run, on what, with which help; best first."""
-    variants = by_score(variants)
+    variants = _by_score(variants)
     headings = ("run", "model", "weights", "input", "stream", "images", "batch", "seeds",
                 "source help", "predicts", "device", "commit")  # fmt: skip
     rows = []
     for variant in variants:
         run, spec = variant.first, variant.first.spec
         unfinished = "" if all(r.complete for r in variant.runs) else " (not finished)"
-        needs, predicts = declared(run)
+        needs, predicts = _declared(run)
         rows.append(
             (
                 variant,
                 (
                     variant.label + unfinished,
-                    str(spec.get("model", NOTHING)),
+                    str(spec.get("model", _NOTHING)),
                     _weights(run),
                     _convention(spec),
-                    str(spec.get("stream", NOTHING)),
+                    str(spec.get("stream", _NOTHING)),
                     f"{run.summary.images:,}".replace(",", "\u202f"),
                     str(spec.get("batch_size", max(r.images for r in run.records))),
-                    ", ".join(str(r.seed) for r in variant.runs if r.seed is not None) or NOTHING,
+                    ", ".join(str(r.seed) for r in variant.runs if r.seed is not None) or _NOTHING,
                     needs,
                     predicts,
                     run.provenance.device,
-                    (run.provenance.commit or NOTHING)[:10],
+                    (run.provenance.commit or _NOTHING)[:10],
                 ),
             )
         )
     return Table(headings, tuple(rows))
 
 
-def declared(run: Run) -> tuple[str, str]:
+def _declared(run: Run) -> tuple[str, str]:
     """What help the method had, and which of its forwards was scored."""
     from ostinato.methods.contract import resolve_config
     from ostinato.registry import METHODS
 
     name = run.spec.get("method")
     if name not in METHODS.names():
-        return NOTHING, NOTHING
+        return _NOTHING, _NOTHING
     kind = METHODS[str(name)]
     try:
         config = resolve_config(kind, run.spec.get("preset"), run.spec.get("settings") or {})
@@ -101,12 +101,12 @@ def _weights(run: Run) -> str:
 
 def _convention(spec: Mapping[str, Any]) -> str:
     words = {"model": "model's mean and std", "none": "raw [0, 1]", "input": "given normalised"}
-    return words.get(str(spec.get("normalize")), NOTHING)
+    return words.get(str(spec.get("normalize")), _NOTHING)
 
 
 def summarise_variants(variants: Sequence[Variant]) -> Table:
     """The main figures, mean ± spread over seeds; best first."""
-    variants = by_score(variants)
+    variants = _by_score(variants)
     metric = variants[0].first.summary.metric
     down = not higher_is_better(metric)
     numbers = sorted({r.round for v in variants for run in v.runs for r in run.summary.rounds})
@@ -156,7 +156,7 @@ def _cell(values: Sequence[float | None], digits: int) -> str:
     """
     known = [v for v in values if v is not None]
     if not known:
-        return NOTHING
+        return _NOTHING
     middle = sum(known) / len(known)
     if digits < 0:
         return f"{middle:,.0f}".replace(",", "\u202f")

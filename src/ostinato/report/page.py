@@ -26,7 +26,7 @@ from ostinato.report.spectra import descriptor_map
 from ostinato.report.style import plotting, theme
 from ostinato.report.trust import trust_over_time
 
-TEMPLATE = "page.html.j2"
+_TEMPLATE = "page.html.j2"
 
 
 def draw_all(variants: Sequence[Variant]) -> list[Part]:
@@ -52,14 +52,14 @@ def draw_all(variants: Sequence[Variant]) -> list[Part]:
 def render(variants: Sequence[Variant], title: str = "Ostinato report") -> str:
     """The page's HTML."""
     plotting()
-    template = read_template("ostinato.report", TEMPLATE)
+    template = read_template("ostinato.report", _TEMPLATE)
     parts = draw_all(variants)
     summary, runs = summarise_variants(variants), describe_runs(variants)
     versions = {name: v for r in variants for name, v in r.first.provenance.versions.items()}
     text: str = template.render(
         title=title,
         style=page_style(),
-        script=(script := page_script()),
+        script=(script := _page_script()),
         script_hash=content_hash(script),
         variants=variants,
         summary=summary,
@@ -89,7 +89,7 @@ def page_style() -> str:
     return (files("ostinato.report") / "page.css").read_text(encoding="utf-8")
 
 
-def page_script() -> str:
+def _page_script() -> str:
     """The script that sorts tables and shows hints; the page works without it."""
     return (files("ostinato.report") / "page.js").read_text(encoding="utf-8")
 

@@ -28,7 +28,7 @@ def error_per_domain(variants: Sequence[Variant]) -> list[Part]:
 Cells = dict[tuple[int, str], float]
 
 
-def mean_cells(variant: Variant) -> Cells:
+def _mean_cells(variant: Variant) -> Cells:
     """(round, domain) to the mean over seeds."""
     found: dict[tuple[int, str], list[float]] = {}
     for run in variant.runs:
@@ -49,7 +49,7 @@ def reference(group: Sequence[Variant], tables: Sequence[Cells]) -> tuple[list[C
 
 
 def _heat(group: Sequence[Variant], ending: str) -> Figure:
-    tables = [mean_cells(variant) for variant in group]
+    tables = [_mean_cells(variant) for variant in group]
     metric = group[0].first.summary.metric
     word, name = WORDS[metric], f"error-per-domain{ending}"
     numbers = sorted({number for table in tables for number, _ in table})

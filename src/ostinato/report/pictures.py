@@ -15,7 +15,7 @@ from ostinato.report.timeline import readable
 from ostinato.running.samples import Sample, read_samples
 from ostinato.scoring.classes import class_names
 
-TITLE = "Predictions before and after"
+_TITLE = "Predictions before and after"
 UNLABELED = "#9a9a9a"
 DOMAINS, ROUNDS = 8, 5
 # Neighbours in a street differ in lightness as well as in hue, for those who see few hues.
@@ -41,11 +41,11 @@ def predictions_in_pictures(variants: Sequence[Variant]) -> list[Part]:
     kept = [(v, samples) for v in variants if (samples := _first(v))]
     adapting = [(v, s) for v, s in kept if v.first.spec.get("method") != "source"]
     found: list[Part] = [
-        draw_pictures(samples, variant, number + 1)
+        _draw_pictures(samples, variant, number + 1)
         for number, (variant, samples) in enumerate(adapting or kept)
     ]
     note = "No run keeps samples yet: they are written in the middle of each domain's stretch."
-    return found or [Missing("pictures", TITLE, note)]
+    return found or [Missing("pictures", _TITLE, note)]
 
 
 def _first(variant: Variant) -> list[Sample]:
@@ -75,7 +75,7 @@ def painted(classes: NDArray[np.uint8], colours: Sequence[str]) -> NDArray[np.ui
     return table[classes]
 
 
-def draw_pictures(samples: Sequence[Sample], variant: Variant, number: int = 1) -> Figure:
+def _draw_pictures(samples: Sequence[Sample], variant: Variant, number: int = 1) -> Figure:
     """Domains in rows; image, label, the source model, and the method in every round."""
     name, label = f"pictures-{number}", variant.label
     domains = list(dict.fromkeys(s.domain for s in samples))[:DOMAINS]
@@ -105,7 +105,7 @@ def draw_pictures(samples: Sequence[Sample], variant: Variant, number: int = 1) 
     left = len({s.domain for s in samples}) - len(domains)
     return Figure(
         name,
-        f"{TITLE}: {label}",
+        f"{_TITLE}: {label}",
         "The image in the middle of each domain's stretch; before is the source model, and the "
         "rounds show what the method answered when the image came. The number below each "
         "prediction is its mIoU in percent on this image alone; grey pixels have no label."

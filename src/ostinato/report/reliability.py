@@ -13,8 +13,8 @@ from ostinato.report.style import FAINT, End, canvas, fold, label_ends, room_for
 from ostinato.scoring.calibration import Bin, calibration_error, reliability
 from ostinato.scoring.forgetting import higher_is_better
 
-COLUMNS = 4
-LEAST = 3
+_COLUMNS = 4
+_LEAST = 3
 """Bins of confidence that a picture needs: one or two dots say nothing about a line."""
 
 
@@ -26,13 +26,13 @@ def reliability_diagram(variants: Sequence[Variant]) -> list[Part]:
     if not known:
         return [Missing(name, title, "These records hold no confidences.")]
     shown = [
-        (variant, bins) for variant, bins in known if sum(b.answers > 0 for b in bins) >= LEAST
+        (variant, bins) for variant, bins in known if sum(b.answers > 0 for b in bins) >= _LEAST
     ]
     if not shown:
         note = "Confidences fill too few bins for a picture; the summary has their ECE."
         return [Missing(name, title, note)]
     left = [v.label for v, _ in known if all(v is not one for one, _ in shown)]
-    columns = min(COLUMNS, max(len(shown), 2))
+    columns = min(_COLUMNS, max(len(shown), 2))
     lines = math.ceil(len(shown) / columns)
     errors = {v.label: 100 * (calibration_error(bins) or 0.0) for v, bins in shown}
     alt = "Expected calibration error: " + "; ".join(f"{k} {e:.1f} %" for k, e in errors.items())

@@ -90,7 +90,7 @@ class Variant:
         return sum(r.summary.mean for r in self.runs) / len(self.runs)
 
 
-def read_run(path: str | Path) -> Run:
+def _read_run(path: str | Path) -> Run:
     """Read one folder; what is damaged in it is an error that says so."""
     folder = RunFolder.open(path)
     records = tuple(folder.records())
@@ -108,7 +108,7 @@ def read_run(path: str | Path) -> Run:
     )
 
 
-def find_folders(paths: Iterable[str | Path]) -> list[Path]:
+def _find_folders(paths: Iterable[str | Path]) -> list[Path]:
     """The folders of runs that are meant: each path, or the runs that lie right under it."""
     found: list[Path] = []
     for path in map(Path, paths):
@@ -133,9 +133,9 @@ def read_variants(paths: Iterable[str | Path]) -> list[Variant]:
     groups: dict[str, list[Run]] = {}
     paths = list(paths)
     named = {Path(path).resolve() for path in paths}
-    for path in find_folders(paths):
+    for path in _find_folders(paths):
         try:
-            run = read_run(path)
+            run = _read_run(path)
         except DataError as error:
             if path.resolve() in named:
                 raise
@@ -145,7 +145,7 @@ def read_variants(paths: Iterable[str | Path]) -> list[Variant]:
     if not groups:
         raise DataError("None of these folders holds a run that can be read.")
     members = [sorted(g, key=lambda run: run.seed or 0) for g in groups.values()]
-    labels = name_all([group[0] for group in members])
+    labels = _name_all([group[0] for group in members])
     looks = _looks([group[0] for group in members])
     return [
         Variant(label, *look, tuple(group))
@@ -153,9 +153,9 @@ def read_variants(paths: Iterable[str | Path]) -> list[Variant]:
     ]
 
 
-def name_all(runs: Sequence[Run]) -> list[str]:
+def _name_all(runs: Sequence[Run]) -> list[str]:
     """A name for each: method and preset, and what else sets namesakes apart."""
-    names = [base_label(run.spec) for run in runs]
+    names = [_base_label(run.spec) for run in runs]
     result = []
     for run, name in zip(runs, names, strict=True):
         others = [o for o, n in zip(runs, names, strict=True) if n == name and o is not run]
@@ -163,7 +163,7 @@ def name_all(runs: Sequence[Run]) -> list[str]:
     return result
 
 
-def base_label(spec: Mapping[str, Any]) -> str:
+def _base_label(spec: Mapping[str, Any]) -> str:
     """How tables call the method: its title, with the preset where one is named."""
     from ostinato.registry import METHODS
 

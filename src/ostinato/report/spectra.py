@@ -16,11 +16,11 @@ from ostinato.report.style import FAINT, INK, MARKERS, canvas, fold, shade, to_s
 from ostinato.report.timeline import readable
 
 Array = NDArray[np.float64]
-PANELS = 6
-NAMES = 5
-DENSE = 600
+_PANELS = 6
+_NAMES = 5
+_DENSE = 600
 """Points above which they are drawn as pixels."""
-SIGMAS = 2.0
+_SIGMAS = 2.0
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Ellipse(NamedTuple):
     angle: float
 
 
-def ellipse(points: Array, weights: Array, sigmas: float = SIGMAS) -> Ellipse:
+def ellipse(points: Array, weights: Array, sigmas: float = _SIGMAS) -> Ellipse:
     """The weighted mean and `sigmas` standard deviations of points on the plane.
 
     >>> ellipse(np.array([[0.0, 1], [0, -1], [0, 1], [0, -1]]), np.ones(4)).radii
@@ -96,7 +96,7 @@ class Described(NamedTuple):
     batches: list[int]
 
 
-def describe(run: Run, plane: Projection) -> Described:
+def _describe(run: Run, plane: Projection) -> Described:
     """Place every batch that has a descriptor and a decision."""
     kept = [r for r in run.records if r.descriptor and r.decision is not None]
     return Described(
@@ -123,14 +123,14 @@ def descriptor_map(variants: Sequence[Variant]) -> list[Part]:
         return [
             Missing(name, title, "These records keep no descriptors, so they cannot be placed.")
         ]
-    shown = able[:PANELS]
+    shown = able[:_PANELS]
     planes: dict[tuple[str, int], Projection] = {}
     panels = []
     for variant in shown:
         points = descriptors(variant.first)
         key = (str(descriptor_of(variant.first)), points.shape[1])
         planes.setdefault(key, Projection.fit(points))
-        panels.append((variant, planes[key], describe(variant.first, planes[key])))
+        panels.append((variant, planes[key], _describe(variant.first, planes[key])))
     alt = "; ".join(f"{v.label}: {len(set(d.found))} clusters of batches" for v, _, d in panels)
     columns = 1 if len(panels) == 1 else 2
     lines = math.ceil(len(panels) / columns)
@@ -142,14 +142,14 @@ def descriptor_map(variants: Sequence[Variant]) -> list[Part]:
             else:
                 axes.axis("off")
         svg = to_svg(figure, name, alt)
-    left = f" {len(able) - PANELS} more are not drawn." if len(able) > PANELS else ""
+    left = f" {len(able) - _PANELS} more are not drawn." if len(able) > _PANELS else ""
     return [
         Figure(
             name,
             title,
             "Each mark is a batch, placed by the two principal components of the batches' mean "
             "descriptors; colour and shape are the domain it was given to, × its centre and the "
-            f"ellipse {SIGMAS:g} standard deviations of its batches. Above each stand the "
+            f"ellipse {_SIGMAS:g} standard deviations of its batches. Above each stand the "
             f"true domains in it. Panels with the same descriptor share their plane.{left}",
             alt,
             svg,
@@ -188,7 +188,7 @@ def _draw_map(axes: Any, variant: Variant, plane: Projection, placed: Described)
         points = placed.points[chosen]
         axes.scatter(
             points[:, 0], points[:, 1], s=22, lw=0, alpha=0.75, color=shade(row),
-            marker=MARKERS[row % len(MARKERS)], rasterized=len(found) > DENSE,
+            marker=MARKERS[row % len(MARKERS)], rasterized=len(found) > _DENSE,
         )  # fmt: skip
         place = ellipse(points, placed.images[chosen])
         axes.add_patch(
@@ -225,8 +225,8 @@ def _name_true(axes: Any, placed: Described) -> None:
         place = ellipse(placed.points[chosen], placed.images[chosen])
         tilt = math.radians(place.angle)
         reach = math.hypot(place.radii[0] * math.sin(tilt), place.radii[1] * math.cos(tilt))
-        more = [f"+ {len(names) - NAMES} more"] if len(names) > NAMES else []
-        text = "\n".join([*map(readable, names[:NAMES]), *more])
+        more = [f"+ {len(names) - _NAMES} more"] if len(names) > _NAMES else []
+        text = "\n".join([*map(readable, names[:_NAMES]), *more])
         if text:
             notes.append(
                 axes.annotate(

@@ -31,7 +31,7 @@ DASHES = ("-", (0, (4, 1.5)), (0, (1.2, 1.2)))
 WARN = PALETTE[3]
 _TIP = "tip:"
 
-RC: dict[str, Any] = {
+_RC: dict[str, Any] = {
     "svg.fonttype": "none",  # text stays text: it can be read aloud, searched and selected
     "font.family": "sans-serif",
     "font.sans-serif": ["DejaVu Sans"],
@@ -81,7 +81,7 @@ def canvas(width: float, height: float) -> Iterator[Any]:
     make = plotting()
     import matplotlib
 
-    with matplotlib.rc_context(RC):
+    with matplotlib.rc_context(_RC):
         yield make(figsize=(width / 72, height / 72), layout="constrained")
 
 
@@ -90,7 +90,7 @@ def to_svg(figure: Any, name: str, alt: str) -> str:
     import matplotlib
 
     stream = io.StringIO()
-    with matplotlib.rc_context({**RC, "svg.hashsalt": name}):
+    with matplotlib.rc_context({**_RC, "svg.hashsalt": name}):
         figure.savefig(stream, format="svg", metadata={"Date": None})
     return clean_svg(stream.getvalue(), alt)
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from ostinato.report.runs import Shape, Variant
 from ostinato.report.style import BAND, FAINT, INK
 
-NAMES = 60
+_NAMES = 60
 """Most visits whose domains are named above a figure."""
 
 
@@ -93,7 +93,7 @@ def _draw_names(
     axes: Any, many: Sequence[Visit], stretches: Sequence[tuple[int, int, int]]
 ) -> None:
     above = axes.get_xaxis_transform()
-    named = len(many) <= NAMES
+    named = len(many) <= _NAMES
     for visit in many if named else ():
         axes.text(
             (visit.start + visit.end) / 2,

@@ -10,14 +10,14 @@ from ostinato.report.style import End, canvas, label_ends, room_for, tip, to_svg
 from ostinato.report.timeline import by_stream, draw_visits, longest, visits
 from ostinato.scoring.record import Record
 
-TITLE = "Trust over time"
+_TITLE = "Trust over time"
 
 
 def trust_over_time(variants: Sequence[Variant]) -> list[Part]:
     """One figure for each stream, with all variants whose records tell their trust."""
     telling = [v for v in variants if any(r.trust for r in v.first.records)]
     if not telling:
-        return [Missing("trust", TITLE, "None of these runs has experts that are trusted or not.")]
+        return [Missing("trust", _TITLE, "None of these runs has experts that are trusted or not.")]
     groups = by_stream(telling)
     return [
         _curves(group, "" if len(groups) == 1 else f"-{place + 1}")
@@ -76,7 +76,7 @@ def _curves(group: Sequence[Variant], ending: str) -> Figure:
         svg = to_svg(figure, name, alt)
     return Figure(
         name,
-        TITLE,
+        _TITLE,
         "Trust is the share of the way that a domain's map moves tokens towards the source's, "
         "chosen by how sure the answers are; at 0 the source model answers. Above: its mean over "
         "the images of each batch. Below: images that the source model answered, because they are "

@@ -14,7 +14,7 @@ from typing import Any
 from ostinato.errors import DataError
 from ostinato.scoring.record import Record
 
-KEY = "sum"
+_KEY = "sum"
 _SEAL = re.compile(rb',"sum":"([0-9a-f]{16})"\}\Z')
 
 
@@ -54,7 +54,7 @@ class RecordChain:
         text = record.to_line().encode()
         if self.sealed:
             mark = checksum(self.last, text)
-            text = text[:-1] + f',"{KEY}":"{mark}"}}'.encode()
+            text = text[:-1] + f',"{_KEY}":"{mark}"}}'.encode()
         return text + b"\n"
 
     def read(self, line: bytes) -> Record:
@@ -92,13 +92,13 @@ def seal(run: str, values: dict[str, Any]) -> dict[str, Any]:
     >>> unseal("a", seal("a", {"mean": 1.5}))
     {'mean': 1.5}
     """
-    return {**values, KEY: checksum(run, _text(values))}
+    return {**values, _KEY: checksum(run, _text(values))}
 
 
 def unseal(run: str, values: dict[str, Any]) -> dict[str, Any]:
     """The values, if their checksum is theirs; a DataError otherwise."""
-    plain = {key: value for key, value in values.items() if key != KEY}
-    if values.get(KEY) != checksum(run, _text(plain)):
+    plain = {key: value for key, value in values.items() if key != _KEY}
+    if values.get(_KEY) != checksum(run, _text(plain)):
         raise DataError("does not match its checksum: it was changed or damaged")
     return plain
 

@@ -10,18 +10,18 @@ from ostinato.running.chain import seal, unseal
 from ostinato.running.results import RunFolder
 from ostinato.running.run_files import read_json, write_json
 
-FILE = "diagnostics.json"
+_FILE = "diagnostics.json"
 
 
 def write_diagnostics(folder: RunFolder, values: Mapping[str, Any]) -> None:
     """Keep plain values beside a run's records; a method that is silent leaves no file."""
     if values:
-        write_json(folder.path / FILE, seal(folder.hash, dict(values)))
+        write_json(folder.path / _FILE, seal(folder.hash, dict(values)))
 
 
 def read_diagnostics(folder: RunFolder) -> dict[str, Any]:
     """What was kept; empty where nothing was. A file that was changed is a DataError."""
-    place = folder.path / FILE
+    place = folder.path / _FILE
     if not place.is_file():
         return {}
     try:

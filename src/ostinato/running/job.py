@@ -41,8 +41,8 @@ from ostinato.running.provenance import hash_names, hash_tensors, spec_hash
 from ostinato.running.run_files import alone
 from ostinato.running.spec import CheckedSpec, Spec
 
-PREPARED = "prepared.safetensors"
-PLUS = ("imagenet-v2", "imagenet-a", "imagenet-r", "imagenet-sketch")
+_PREPARED = "prepared.safetensors"
+_PLUS = ("imagenet-v2", "imagenet-a", "imagenet-r", "imagenet-sketch")
 
 
 @dataclass
@@ -102,14 +102,14 @@ class Job:
         """Write what was prepared for a run beside it, so that going on starts from the same."""
         state = method.resources.prepared
         if state is not None and not isinstance(self.spec.prepared, str):
-            save_state(folder / PREPARED, state, {"method": self.spec.method})
+            save_state(folder / _PREPARED, state, {"method": self.spec.method})
 
     def _prepared(self, folder: Path | None, cache: Path | None) -> State:
         given, spec = self.spec.prepared, self.spec
         if isinstance(given, str):
             return load_state(given)[0]
-        if folder is not None and (folder / PREPARED).is_file():
-            return load_state(folder / PREPARED)[0]
+        if folder is not None and (folder / _PREPARED).is_file():
+            return load_state(folder / _PREPARED)[0]
         dataset, chosen = self._choose(int(given or 0))
         if cache is None:
             return self._prepare(dataset, chosen)
@@ -231,7 +231,7 @@ def _look_up(spec: Spec) -> MethodConfig:
 
 
 @dataclass(frozen=True)
-class CorruptOn:
+class _CorruptOn:
     """Makes corruptions on an accelerator, where they take a hundredth of the time."""
 
     device: str
@@ -252,7 +252,7 @@ class CorruptOn:
 
 def open_stream(spec: Spec) -> Stream:
     """Open the data; a missing root is an error that names what is there."""
-    far = CorruptOn(spec.device) if spec.device.startswith("cuda") else None
+    far = _CorruptOn(spec.device) if spec.device.startswith("cuda") else None
     options = _with_default_data(spec) | {"batch_size": spec.batch_size}
     options.setdefault("seed", spec.seed)
     if spec.roots == EMBEDDED:
@@ -314,7 +314,7 @@ def _with_default_data(spec: Spec) -> dict[str, Any]:
 
 def _named(spec: Spec, options: dict[str, Any]) -> tuple[str, ...]:
     if not issubclass(STREAMS[spec.stream].config_class, DomainsConfig):
-        return PLUS
+        return _PLUS
     written = [d.partition(":")[0] for d in options.get("domains") or () if ":" in d]
     return (options.get("dataset", "imagenet-c"), *written)
 

@@ -21,7 +21,7 @@ from rich.progress import (
 from ostinato.scoring.metrics import mean_iou
 from ostinato.scoring.record import Record
 
-LINES = 10
+_LINES = 10
 """Lines that a run writes where there is no terminal."""
 
 
@@ -115,7 +115,7 @@ class RunProgress:
         state = self._state(record.domain)
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, completed=self._done, state=state)
-        elif not self.quiet and self._done % max(1, self.batches // LINES) == 0:
+        elif not self.quiet and self._done % max(1, self.batches // _LINES) == 0:
             line = f"{self.title}: {self._done}/{self.batches} {state}"
             self.console.print(line, markup=False, highlight=False, soft_wrap=True)
 

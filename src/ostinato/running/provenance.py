@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-PACKAGES = ("torch", "torchvision", "timm", "transformers", "numpy", "torchmetrics")
+_PACKAGES = ("torch", "torchvision", "timm", "transformers", "numpy", "torchmetrics")
 
 
 class Provenance(Config):
@@ -113,7 +113,7 @@ def installed_versions() -> dict[str, str]:
     import torch
 
     found = {"python": platform.python_version(), "ostinato": __version__}
-    for name in PACKAGES:
+    for name in _PACKAGES:
         try:
             found[name] = version(name)
         except PackageNotFoundError:

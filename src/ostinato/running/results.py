@@ -28,8 +28,8 @@ from ostinato.scoring.summary import Summary
 if TYPE_CHECKING:
     from ostinato.ops.snapshot import State
 
-FORMAT = "ostinato-run"
-VERSION = 2
+_FORMAT = "ostinato-run"
+_VERSION = 2
 """Since 2 every record, the summary and the provenance carry a checksum."""
 
 
@@ -59,7 +59,7 @@ class RunFolder:
     _file: BinaryIO | None = None
 
     def __init__(
-        self, path: Path, spec: dict[str, Any], digest: str, version: int = VERSION
+        self, path: Path, spec: dict[str, Any], digest: str, version: int = _VERSION
     ) -> None:
         self.path = path
         self.spec = spec
@@ -81,7 +81,7 @@ class RunFolder:
         content = seal(digest, provenance.model_dump(mode="json"))
         write_json(path / "provenance.json", content)
         # The spec comes last: a folder without one was never begun.
-        head = {"format": FORMAT, "version": VERSION, "hash": digest, "spec": dict(spec)}
+        head = {"format": _FORMAT, "version": _VERSION, "hash": digest, "spec": dict(spec)}
         write_json(path / "spec.json", head)
         return cls.open(path)
 
@@ -92,14 +92,15 @@ class RunFolder:
         if not (path / "spec.json").is_file():
             raise DataError(f"{path} is not a run's folder: it has no spec.json.")
         head = read_json(path / "spec.json")
-        if head.get("format") != FORMAT or not isinstance(head.get("spec"), dict):
+        if head.get("format") != _FORMAT or not isinstance(head.get("spec"), dict):
             raise DataError(f"{path}/spec.json is not one that Ostinato wrote.")
         version = head.get("version")
         if type(version) is not int or version < 1:
             raise DataError(f"{path}/spec.json has no version that can be read ({version!r:.20}).")
-        if version > VERSION:
+        if version > _VERSION:
             raise DataError(
-                f"{path} has run version {version}, this Ostinato reads up to {VERSION}: update it."
+                f"{path} has run version {version}, this Ostinato reads up to {_VERSION}: "
+                "update it."
             )
         try:
             digest = spec_hash(head["spec"])

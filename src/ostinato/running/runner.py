@@ -34,13 +34,13 @@ from ostinato.scoring.metrics import peak_memory, record_step, reset_peak
 from ostinato.scoring.summary import summarise
 from ostinato.types import Batch
 
-RUNS = "runs"
-PREPARED = "prepared"
+_RUNS = "runs"
+_PREPARED = "prepared"
 """Below the runs' folders: preparations that several runs share."""
 EVERY = 50
 AFRESH = "started afresh for a new domain"
 """What a record says where the stream's `reset` took the method back to its start."""
-DESCRIPTOR = 1089
+_DESCRIPTOR = 1089
 """The longest descriptor that records keep."""
 
 
@@ -54,7 +54,7 @@ class Interrupted(KeyboardInterrupt):
 def run(
     spec: Spec,
     *,
-    out: str | Path = RUNS,
+    out: str | Path = _RUNS,
     again: bool = False,
     every: int = EVERY,
     console: Console | None = None,
@@ -103,7 +103,7 @@ def run(
     ]
 
 
-def finished(spec: Spec, out: str | Path = RUNS, stream: Stream | None = None) -> RunFolder | None:
+def finished(spec: Spec, out: str | Path = _RUNS, stream: Stream | None = None) -> RunFolder | None:
     """The complete run of a spec of one seed, wherever it was made; None where there is none."""
     resolved, _, _ = resolve(spec, stream)
     found = find_run(Path(out), spec_hash(resolved.stored()))
@@ -143,7 +143,7 @@ def as_asked(stored: dict[str, Any]) -> Spec:
     return Spec.parse(stored)
 
 
-def folder_name(spec: Spec, digest: str) -> str:
+def _folder_name(spec: Spec, digest: str) -> str:
     """A run's folder: method, preset, stream and seed for people, the hash for certainty."""
     parts = [spec.method, spec.preset, spec.stream, str(spec.seed), digest[:8]]
     return "-".join(part for part in parts if part)
@@ -173,11 +173,11 @@ def _run_job(
             if not quiet:
                 _say(console, f"{found} is complete already")
             return folder
-    place = _free(out / folder_name(job.spec, digest))
+    place = _free(out / _folder_name(job.spec, digest))
     weights = _weights(job)
     leader.begin(job)
     # A method that does not fit the model leaves no folder behind.
-    method = job.adapt(cache=out / PREPARED, processes=leader.processes)
+    method = job.adapt(cache=out / _PREPARED, processes=leader.processes)
     provenance = Provenance.collect(
         weights=weights,
         data=job.stream.fingerprint(),
@@ -289,7 +289,7 @@ def _descriptor(method: Method) -> tuple[float, ...]:
     """The batch's mean descriptor, where the method made one that is short enough to keep."""
     evidence: Any = getattr(method, "evidence", None)
     found = getattr(evidence, "descriptors", None)
-    if not isinstance(found, torch.Tensor) or found.shape[-1] > DESCRIPTOR:
+    if not isinstance(found, torch.Tensor) or found.shape[-1] > _DESCRIPTOR:
         return ()
     return tuple(round(value, 3) for value in found.detach().float().mean(0).tolist())
 

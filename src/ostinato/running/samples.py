@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from ostinato.running.job import Job
     from ostinato.types import Batch
 
-FOLDER = "samples"
-SIDE = 320
+_FOLDER = "samples"
+_SIDE = 320
 """Pixels of the longer side that are kept."""
 Map = NDArray[np.uint8]
 
@@ -76,7 +76,7 @@ class SampleKeeper:
     """
 
     def __init__(self, job: Job, folder: Path) -> None:
-        self.place = folder / FOLDER
+        self.place = folder / _FOLDER
         segmentation = job.stream.task == "segmentation"
         self.chosen = frozenset(middles(job.stream) if segmentation else ())
         missing = [n for n in sorted(self.chosen) if not self._path(n).is_file()]
@@ -145,19 +145,19 @@ def judge(batch: Batch, logits: Tensor) -> tuple[Map, float]:
 
 
 def shrink(picture: Map) -> Map:
-    """Every n-th pixel, so that the longer side is at most `SIDE`.
+    """Every n-th pixel, so that the longer side is at most `_SIDE`.
 
     >>> shrink(np.zeros((540, 960, 3), np.uint8)).shape
     (180, 320, 3)
     """
-    step = -(-max(picture.shape[:2]) // SIDE)
+    step = -(-max(picture.shape[:2]) // _SIDE)
     return np.ascontiguousarray(picture[step // 2 :: step, step // 2 :: step])
 
 
 def read_samples(folder: str | Path) -> list[Sample]:
     """The samples that a run has finished, in the order in which they came."""
     found = []
-    for path in sorted((Path(folder) / FOLDER).glob("*-after.npz")):
+    for path in sorted((Path(folder) / _FOLDER).glob("*-after.npz")):
         first = path.with_name(path.name.replace("-after", ""))
         before, after = _read(first), _read(path)
         try:

@@ -24,7 +24,7 @@ from ostinato.models import Normalize, VisionModel
 from ostinato.registry import DATASETS
 from ostinato.running.fit import count_outputs, match_folders
 
-USUAL = 500
+_USUAL = 500
 """Images that are taken where no number is given and there are as many."""
 
 
@@ -112,7 +112,7 @@ def load_source(
     order = shuffled(dataset, everything, seed).tolist()
     if count is not None and not 1 <= count <= len(order):
         raise ConfigError(f"{dataset.name} has {len(order)} images, so take 1 to {len(order)}.")
-    chosen = order[: count or USUAL]
+    chosen = order[: count or _USUAL]
     transform = transform or fitting_transform(model, dataset, chosen[:8])
     domain = Domain(dataset.name, dataset, dataset.indices(dataset.domains()[0]))
     rows = [(domain, i) for i in chosen]

@@ -29,7 +29,7 @@ from ostinato.running.results import ResumePoint
 from ostinato.running.spec import Spec
 from ostinato.types import Batch
 
-PATIENCE = timedelta(minutes=10)
+_PATIENCE = timedelta(minutes=10)
 """How long a process waits for the others before it gives up."""
 Stop = Callable[[], bool]
 
@@ -49,14 +49,14 @@ def started_processes(device: str | None = None) -> Iterator[Processes]:
     if gpus and device != "cpu":
         torch.cuda.set_device(local % gpus)
     one_each = gpus >= int(os.environ.get("LOCAL_WORLD_SIZE", size)) and device != "cpu"
-    distributed.init_process_group("nccl" if one_each else "gloo", timeout=PATIENCE)
+    distributed.init_process_group("nccl" if one_each else "gloo", timeout=_PATIENCE)
     try:
         yield Processes(distributed.group.WORLD, given="whole")
     finally:
         distributed.destroy_process_group()
 
 
-class WideStream:
+class _WideStream:
     """Stands for a stream whose batches several processes make together.
 
     Args:
@@ -110,7 +110,7 @@ def widened(job: Job, processes: Processes) -> Job:
     """The job, with batches that all processes make together."""
     if processes.size == 1:
         return job
-    return replace(job, stream=cast(Stream, WideStream(job.stream, processes)))
+    return replace(job, stream=cast(Stream, _WideStream(job.stream, processes)))
 
 
 class Leader:

@@ -16,7 +16,7 @@ from ostinato.types import Batch
 
 
 @dataclass(frozen=True)
-class Made:
+class _Made:
     """One batch as it lies in the store: pixels and labels as arrays, the rest as it is."""
 
     images: np.ndarray[Any, Any]
@@ -24,7 +24,7 @@ class Made:
     rest: Batch
 
 
-Hand = list[Made | None]
+Hand = list[_Made | None]
 """Some batches of a stream; None stands for one that whoever needs it makes."""
 
 
@@ -53,7 +53,7 @@ def make_hand(stream: Stream, indices: Sequence[int], threads: int) -> tuple[boo
             continue
         bare = replace(batch, images=batch.images[:0].clone(), labels=None)
         labels = batch.labels.to(torch.int16).numpy()
-        found.append(Made(batch.images.contiguous().numpy(), labels, bare))
+        found.append(_Made(batch.images.contiguous().numpy(), labels, bare))
     return True, found
 
 

@@ -58,7 +58,7 @@ class Reply:
     body: bytes
 
 
-def scope_of(call: Call) -> dict[str, Any]:
+def _scope_of(call: Call) -> dict[str, Any]:
     """A call as ASGI describes it."""
     return {
         "type": "http",
@@ -98,7 +98,7 @@ async def answer(app: Any, call: Call) -> Reply:
             parts.append(bytes(message.get("body", b"")))
 
     try:
-        await app(scope_of(call), receive, send)
+        await app(_scope_of(call), receive, send)
     finally:
         ended.set()
     return Reply(status, headers, b"".join(parts))

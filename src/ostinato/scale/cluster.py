@@ -12,11 +12,11 @@ from typing import Any
 
 from ostinato.errors import ConfigError
 
-EXTRA = "The engine 'ray' needs one more package: pip install 'ostinato[ray]'."
+_EXTRA = "The engine 'ray' needs one more package: pip install 'ostinato[ray]'."
 NAMESPACE = "ostinato"
 ANSWERS = 10.0
 """Seconds in which the machine at an address has to take a connection."""
-QUIET = {
+_QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",  # nothing is reported to anybody
     # What a cluster of this machine listens on: 127.0.0.1, on every system as on a Mac.
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
@@ -29,7 +29,7 @@ QUIET = {
 def check_ray() -> None:
     """Refuse before anything is loaded where the extra is not there."""
     if find_spec("ray") is None:
-        raise ConfigError(EXTRA)
+        raise ConfigError(_EXTRA)
 
 
 def get_ray(address: str | None = None) -> Any:
@@ -39,7 +39,7 @@ def get_ray(address: str | None = None) -> Any:
         address: of a cluster that is running; without one Ray keeps to the loopback address.
     """
     check_ray()
-    for name, value in QUIET.items():
+    for name, value in _QUIET.items():
         if name != "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER" or address is None:
             os.environ.setdefault(name, value)
     import ray

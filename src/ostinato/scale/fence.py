@@ -35,7 +35,7 @@ class StaleStream(Fenced):
     """The stream belongs to another shard, or to a newer start of this one."""
 
 
-def next_epoch(connection: sqlite3.Connection, shard: int) -> int:
+def _next_epoch(connection: sqlite3.Connection, shard: int) -> int:
     """A number that nobody has had."""
     found = connection.execute("INSERT INTO epochs(shard, at) VALUES (?, ?)", (shard, time.time()))
     return int(found.lastrowid or 0)
@@ -43,7 +43,7 @@ def next_epoch(connection: sqlite3.Connection, shard: int) -> int:
 
 def claim_shard(connection: sqlite3.Connection, shard: int) -> int:
     """A shard starts: it and its streams get a new epoch, and every earlier one is void."""
-    epoch = next_epoch(connection, shard)
+    epoch = _next_epoch(connection, shard)
     connection.execute("INSERT OR REPLACE INTO shards(shard, epoch) VALUES (?, ?)", (shard, epoch))
     owned = connection.execute("SELECT stream FROM owners WHERE shard = ?", (shard,)).fetchall()
     connection.execute("UPDATE owners SET epoch = ? WHERE shard = ?", (epoch, shard))
@@ -54,7 +54,7 @@ def claim_shard(connection: sqlite3.Connection, shard: int) -> int:
 
 def claim_stream(connection: sqlite3.Connection, stream: int, shard: int) -> int:
     """A stream goes to a shard, whoever has it now."""
-    epoch = next_epoch(connection, shard)
+    epoch = _next_epoch(connection, shard)
     connection.execute(
         "INSERT OR REPLACE INTO owners(stream, shard, epoch) VALUES (?, ?, ?)",
         (stream, shard, epoch),

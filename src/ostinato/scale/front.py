@@ -22,11 +22,11 @@ from ostinato.serve.settings import Settings, StreamOptions
 
 AT_ONCE = 56
 """Requests that a shard works on at the same time; the rest of its threads are for the front."""
-AGAIN = 0.2
+_AGAIN = 0.2
 """Seconds between two looks at a shard that is away."""
-PULSE = 1.0
+_PULSE = 1.0
 """Seconds between two looks at shards that answer, and that such a look waits."""
-LONG = 60.0
+_LONG = 60.0
 """Seconds that requests wait which name no deadline and need no forward."""
 
 
@@ -101,7 +101,7 @@ class Front:
     def until(self, call: Call) -> float:
         """When a caller stops waiting."""
         if not call.path.endswith("/predict"):
-            return time.monotonic() + LONG
+            return time.monotonic() + _LONG
         patience, given = self.settings.batching.deadline_s, call.values.get("deadline_ms", "")
         if given.isdecimal():
             patience = min(patience, int(given) / 1000)
@@ -114,7 +114,7 @@ class Front:
             await self._wait(self.moving.get(name), until, f"Stream {name!r} is being moved.")
             seat = self.place(name)
             if not seat.up.is_set():  # look again now and then: the stream may go elsewhere
-                await self._wait(seat.up, min(until, time.monotonic() + AGAIN), "")
+                await self._wait(seat.up, min(until, time.monotonic() + _AGAIN), "")
                 if time.monotonic() > until:
                     raise Away(f"Shard {seat.number} is coming back. Come back later.", 2.0)
                 continue
@@ -181,11 +181,11 @@ class Front:
     async def _watch(self) -> None:
         """Notice a shard that is gone before a request does."""
         while not self.leaving:
-            await asyncio.sleep(PULSE)
+            await asyncio.sleep(_PULSE)
             for seat in self.seats:
                 if seat.up.is_set():
                     try:
-                        await asyncio.wait_for(_of(seat.actor.ready.remote()), PULSE)
+                        await asyncio.wait_for(_of(seat.actor.ready.remote()), _PULSE)
                     except self.gone:
                         self.down(seat)
                     except TimeoutError:  # slow is not gone
@@ -195,12 +195,12 @@ class Front:
         while not self.leaving:
             looking = asyncio.ensure_future(_of(seat.actor.ready.remote()))
             while not looking.done():
-                await asyncio.wait([looking], timeout=AGAIN)
+                await asyncio.wait([looking], timeout=_AGAIN)
                 await self._consider(seat)
             try:
                 seat.facts = looking.result()
             except self.gone:
-                await asyncio.sleep(AGAIN)
+                await asyncio.sleep(_AGAIN)
                 await self._consider(seat)
                 if self.make is not None:
                     seat.actor = await asyncio.to_thread(self.make, seat.number)

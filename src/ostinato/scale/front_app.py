@@ -25,19 +25,19 @@ from ostinato.serve.settings import check_name
 from ostinato.serve.store import Store
 
 router = APIRouter()
-ALL = ["GET", "POST", "PUT", "PATCH", "DELETE"]
+_ALL = ["GET", "POST", "PUT", "PATCH", "DELETE"]
 
 
-def front_of(request: Request) -> Front:
+def _front_of(request: Request) -> Front:
     """The front behind a request."""
     front: Front = request.app.state.fleet
     return front
 
 
-Fronted = Annotated[Front, Depends(front_of)]
+Fronted = Annotated[Front, Depends(_front_of)]
 
 
-async def call_of(request: Request) -> Call:
+async def _call_of(request: Request) -> Call:
     """A request with its body, which the guard has held to its limit."""
     scope = request.scope
     return Call(
@@ -50,7 +50,7 @@ async def call_of(request: Request) -> Call:
     )
 
 
-def response_of(reply: Reply) -> Response:
+def _response_of(reply: Reply) -> Response:
     """An answer as a shard gave it."""
     response = Response(reply.body, reply.status)
     response.raw_headers = [one for one in reply.headers if one[0] != b"content-length"]
@@ -64,14 +64,14 @@ def response_of(reply: Reply) -> Response:
 @router.get("/v1/streams", dependencies=[needs("read")])
 async def streams(request: Request, front: Fronted) -> Response:
     """All streams at a glance."""
-    found = await front.everywhere(await call_of(request))
+    found = await front.everywhere(await _call_of(request))
     return JSONResponse([info for _, reply in found for info in json.loads(reply.body)])
 
 
 @router.get("/v1/server", dependencies=[needs("read")])
 async def server(request: Request, front: Fronted) -> Response:
     """What is served, and what the asking key may do."""
-    found = [json.loads(r.body) for _, r in await front.everywhere(await call_of(request))]
+    found = [json.loads(r.body) for _, r in await front.everywhere(await _call_of(request))]
     trouble = [one["storage"] for one in found if one["storage"] != "whole"]
     count = sum(one["streams"] for one in found)
     roles = sorted(roles_of(request))
@@ -121,7 +121,7 @@ def events(
 @router.get("/metrics", dependencies=[needs("read")])
 async def metrics(request: Request, front: Fronted) -> Response:
     """For Prometheus; every figure says its shard."""
-    found = await front.everywhere(await call_of(request), wait=False)
+    found = await front.everywhere(await _call_of(request), wait=False)
     text = merged({seat.number: reply.body.decode() for seat, reply in found}, front)
     return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
@@ -129,7 +129,7 @@ async def metrics(request: Request, front: Fronted) -> Response:
 @router.get("/v1/live", dependencies=[needs("read")])
 async def live(request: Request, front: Fronted, stream: str | None = None) -> Response:
     """Server-sent events: all streams that changed, once a second; one in full where named."""
-    call = await call_of(request)
+    call = await _call_of(request)
     return StreamingResponse(_pulses(request, front, call, stream), media_type="text/event-stream")
 
 
@@ -163,7 +163,7 @@ async def _pulses(
 @router.get("/openapi.json", include_in_schema=False)
 async def openapi(request: Request, front: Fronted) -> Response:
     """The interface of one stream's server, which the front hands on."""
-    return response_of(await front.forward("openapi", await call_of(request)))
+    return _response_of(await front.forward("openapi", await _call_of(request)))
 
 
 # What belongs to one stream.
@@ -175,11 +175,11 @@ async def declare(request: Request, front: Fronted, given: StreamRequest) -> Res
     check_name(given.name)
     if given.start is not None and given.name not in front.places and given.start in front.places:
         front.places[given.name] = front.places[given.start]
-        reply = await front.forward(given.name, await call_of(request))
+        reply = await front.forward(given.name, await _call_of(request))
         if reply.status >= 400:
             front.places.pop(given.name, None)
-        return response_of(reply)
-    return response_of(await front.forward(given.name, await call_of(request)))
+        return _response_of(reply)
+    return _response_of(await front.forward(given.name, await _call_of(request)))
 
 
 @router.post("/v1/streams/{name}/move", dependencies=[needs("operate")])
@@ -189,14 +189,14 @@ async def move(front: Fronted, name: str, to: Annotated[int, Query(ge=0, le=100_
     return JSONResponse({"stream": name, "shard": to})
 
 
-@router.api_route("/v1/streams/{name}", methods=ALL)
-@router.api_route("/v1/streams/{name}/{rest:path}", methods=ALL)
+@router.api_route("/v1/streams/{name}", methods=_ALL)
+@router.api_route("/v1/streams/{name}/{rest:path}", methods=_ALL)
 async def forward(request: Request, front: Fronted, name: str) -> Response:
     """Whatever else is asked of a stream; its shard sees whether the key allows it."""
     if not roles_of(request):
         raise HTTPException(401, "A key of this server is needed.", {"www-authenticate": "Bearer"})
     check_name(name)
-    return response_of(await front.forward(name, await call_of(request)))
+    return _response_of(await front.forward(name, await _call_of(request)))
 
 
 def make_front_app(front: Front, store: Store, opened: Callable[[], Any] | None = None) -> FastAPI:

@@ -29,11 +29,11 @@ def merged(pages: Mapping[int, str], front: Any) -> bytes:
                 labels = {**sample.labels, "shard": str(shard)}
                 known.add_sample(sample.name, labels, sample.value)
     registry = CollectorRegistry()
-    registry.register(_Given([*families.values(), *own(front)]))
+    registry.register(_Given([*families.values(), *_own(front)]))
     return bytes(generate_latest(registry))
 
 
-def own(front: Any) -> list[Metric]:
+def _own(front: Any) -> list[Metric]:
     """What the front itself counts."""
     up = GaugeMetricFamily("ostinato_shard_up", "Whether the shard answers", labels=["shard"])
     starts = CounterMetricFamily(

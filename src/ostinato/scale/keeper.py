@@ -21,7 +21,7 @@ from ostinato.serve.snapshots import keep_latest, keep_snapshot, sweep
 from ostinato.serve.store import SnapshotRow, Store, StreamRow
 from ostinato.serve.writer import Row, Writer
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 
 class Full(OstinatoError):
@@ -54,7 +54,7 @@ class Keeper:
         for row in self.store.streams():
             sweep(self.store, row.id)
 
-    def _change(self, work: Callable[[sqlite3.Connection], T]) -> T:
+    def _change(self, work: Callable[[sqlite3.Connection], _T]) -> _T:
         """One transaction at a time."""
         with self._lock, self._connection:
             return work(self._connection)

@@ -12,7 +12,7 @@ from pydantic import Field
 from ostinato.config import Config
 from ostinato.errors import ConfigError
 
-GIB = 1 << 30
+_GIB = 1 << 30
 
 
 class Resources(Config):
@@ -91,5 +91,5 @@ class Resources(Config):
         """As Ray calls them."""
         found: dict[str, Any] = {"num_cpus": self.cpu, "num_gpus": self.gpu}
         if self.memory is not None:
-            found["memory"] = int(self.memory * GIB)
+            found["memory"] = int(self.memory * _GIB)
         return found

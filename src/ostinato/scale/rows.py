@@ -26,11 +26,11 @@ from ostinato.scale.batches import Hand, HandedStream
 from ostinato.scale.desk import Files
 from ostinato.scoring.record import Record
 
-OFTEN = 0.5
+_OFTEN = 0.5
 """Seconds between two reports of a row."""
-PATIENCE = 120.0
+_PATIENCE = 120.0
 """Seconds to wait for the last words of a row's earlier try, which may hold its folder still."""
-LAST = ("records.jsonl", "state.safetensors", "summary.json")
+_LAST = ("records.jsonl", "state.safetensors", "summary.json")
 """Files whose order matters: a state never comes before the records that it follows."""
 
 
@@ -93,21 +93,21 @@ def run_row(
 
     handed = cast(Stream, HandedStream(stream, dealt, take))
     if (Path(task.out) / task.token).is_file():
-        return attempt(task, Path(task.out), handed, Reporter(desk, task))
-    out = scratch(task.token)
+        return _attempt(task, Path(task.out), handed, Reporter(desk, task))
+    out = _scratch(task.token)
     known = ray.get(desk.read.remote(task.digest))
     if known is not None:
         unpack(out / known[0], known[1])
-    carrier = Carrier(desk, task)
-    reply = attempt(task, out, handed, carrier)
+    carrier = _Carrier(desk, task)
+    reply = _attempt(task, out, handed, carrier)
     if isinstance(reply, str):
         reply = carrier.finish(out / reply)
     return reply
 
 
-def attempt(task: Task, out: Path, stream: Stream, listener: Listener) -> Reply:
+def _attempt(task: Task, out: Path, stream: Stream, listener: Listener) -> Reply:
     """Run; a defect of one row should not cost the others their hours."""
-    until = time.monotonic() + PATIENCE
+    until = time.monotonic() + _PATIENCE
     while True:
         try:
             (folder,) = run(
@@ -123,7 +123,7 @@ def attempt(task: Task, out: Path, stream: Stream, listener: Listener) -> Reply:
         except Taken as error:
             if time.monotonic() > until:
                 return error
-            time.sleep(OFTEN)
+            time.sleep(_OFTEN)
         except OstinatoError as error:
             return error
         except Exception as error:
@@ -149,12 +149,12 @@ class Reporter(Listener):
         """One more batch; not every one is worth a message."""
         self.score.add(record)
         self.done += 1
-        if time.monotonic() - self.said >= OFTEN:
+        if time.monotonic() - self.said >= _OFTEN:
             self.said = time.monotonic()
             self.desk.batches.remote({self.task.digest: (self.done, str(self.score))})
 
 
-class Carrier(Reporter):
+class _Carrier(Reporter):
     """Also sends the run's files, where the disk here is not the one of who asked."""
 
     def begun(self, folder: RunFolder | None, done: int, total: int) -> None:
@@ -164,11 +164,11 @@ class Carrier(Reporter):
         super().begun(folder, done, total)
         assert folder is not None
         self.name = str(ray.get(self.desk.place.remote(folder.path.name, folder.hash)))
-        self._send(folder.path, lambda name: name not in LAST)
+        self._send(folder.path, lambda name: name not in _LAST)
 
     def saved(self, folder: RunFolder) -> None:
         """A checkpoint: from here on another machine can go on."""
-        self._send(folder.path, lambda name: name in LAST)
+        self._send(folder.path, lambda name: name in _LAST)
 
     def finish(self, path: Path) -> str:
         """Send what is left, and clear up here; the run's name over there."""
@@ -188,7 +188,7 @@ class Carrier(Reporter):
 def pack(folder: Path) -> Files:
     """A run's files, those whose order matters last."""
     found = {str(p.relative_to(folder)): p for p in sorted(folder.rglob("*")) if p.is_file()}
-    names = sorted(found, key=lambda name: LAST.index(name) if name in LAST else -1)
+    names = sorted(found, key=lambda name: _LAST.index(name) if name in _LAST else -1)
     return [(name, found[name].read_bytes()) for name in names]
 
 
@@ -200,11 +200,11 @@ def unpack(folder: Path, files: Files) -> None:
         (folder / name).write_bytes(data)
 
 
-def scratch(token: str) -> Path:
+def _scratch(token: str) -> Path:
     """A folder of this machine for rows of one sweep."""
     return Path(tempfile.gettempdir()) / f"ostinato-sweep{token}"
 
 
 def clear_scratch(token: str) -> None:
     """Remove it."""
-    shutil.rmtree(scratch(token), ignore_errors=True)
+    shutil.rmtree(_scratch(token), ignore_errors=True)

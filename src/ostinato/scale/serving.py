@@ -24,42 +24,42 @@ from ostinato.serve.running import check_closed, listen, until_told
 from ostinato.serve.settings import Settings
 from ostinato.serve.store import Store
 
-READERS = 16
+_READERS = 16
 """Calls that the keeper answers side by side; it writes one at a time."""
-ENDING = 60.0
+_ENDING = 60.0
 """Seconds that shards get to write their states."""
 
 
-def service(settings: Settings) -> str:
+def _service(settings: Settings) -> str:
     """What the actors of one server's folder are called, so that another front finds them."""
     place = f"{socket.gethostname()}:{settings.data.resolve()}"
     return hashlib.sha256(place.encode()).hexdigest()[:12]
 
 
-def start_keeper(ray: Any, settings: Settings) -> Any:
+def _start_keeper(ray: Any, settings: Settings) -> Any:
     """On this machine, whose disk it writes to."""
     return (
         ray.remote(Keeper)
         .options(
-            name=f"keeper-{service(settings)}",
+            name=f"keeper-{_service(settings)}",
             namespace=NAMESPACE,
             lifetime="detached",
             get_if_exists=True,
             max_restarts=-1,
             num_cpus=0,
-            max_concurrency=READERS,
+            max_concurrency=_READERS,
             scheduling_strategy=on_node(ray, here(ray)),
         )
         .remote(settings)
     )
 
 
-def start_shard(ray: Any, settings: Settings, number: int, given: Resources) -> Any:
+def _start_shard(ray: Any, settings: Settings, number: int, given: Resources) -> Any:
     """On whatever machine Ray chooses, and again elsewhere where that one is lost."""
     return (
         ray.remote(ShardActor)
         .options(
-            name=f"shard-{service(settings)}-{number}",
+            name=f"shard-{_service(settings)}-{number}",
             namespace=NAMESPACE,
             lifetime="detached",
             get_if_exists=True,
@@ -68,7 +68,7 @@ def start_shard(ray: Any, settings: Settings, number: int, given: Resources) -> 
             scheduling_strategy="SPREAD",
             **given.options(),
         )
-        .remote(settings, number, f"keeper-{service(settings)}", given.threads)
+        .remote(settings, number, f"keeper-{_service(settings)}", given.threads)
     )
 
 
@@ -100,7 +100,7 @@ def run_sharded(
     given = (resources or Resources()).for_device(settings.device)
     with connected(address, cpus=ceil(shards * given.cpu)) as ray:
         given.check_room(ray, shards, "shards", may_grow=address is not None)
-        keeper = start_keeper(ray, settings)
+        keeper = _start_keeper(ray, settings)
         ray.get(keeper.spread.remote(shards))
         front = _front(ray, settings, shards, given, keeper, patience)
         store = Store(settings.data)
@@ -116,7 +116,7 @@ def _front(
     ray: Any, settings: Settings, shards: int, given: Resources, keeper: Any, patience: float
 ) -> Front:
     def make(number: int) -> Any:
-        return start_shard(ray, settings, number, given)
+        return _start_shard(ray, settings, number, given)
 
     gone = (ray.exceptions.RayActorError, ray.exceptions.ObjectLostError)
     actors = [make(number) for number in range(shards)]
@@ -135,10 +135,10 @@ def _check_started(ray: Any, front: Front) -> None:
 def _end(ray: Any, front: Front) -> None:
     """Have every state written, and end what is named and detached."""
     stopped = [seat.actor.stop.remote() for seat in front.seats]
-    ray.wait(stopped, num_returns=len(stopped), timeout=ENDING)
+    ray.wait(stopped, num_returns=len(stopped), timeout=_ENDING)
     for seat in front.seats:
         ray.kill(seat.actor, no_restart=True)
-    ray.wait([front.keeper.close.remote()], timeout=ENDING)
+    ray.wait([front.keeper.close.remote()], timeout=_ENDING)
     ray.kill(front.keeper, no_restart=True)
 
 

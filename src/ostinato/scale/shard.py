@@ -26,11 +26,11 @@ from ostinato.serve.loading import Served, load_served
 from ostinato.serve.settings import Settings, StreamOptions
 from ostinato.serve.store import StorageError, StreamRow
 
-PATIENCE = 60.0
+_PATIENCE = 60.0
 """Seconds to wait for the keeper, for the learner, or until all is written."""
-READING = ("begin", "rows", "load")
+_READING = ("begin", "rows", "load")
 """What waits for a keeper that comes back; what is to be written waits in the writer."""
-STALE = 3
+_STALE = 3
 """Exit status of a shard that found itself replaced."""
 
 
@@ -93,18 +93,18 @@ class Shard:
         stream = self.fleet.streams.get(name)
         if stream is None:
             return None
-        until = time.monotonic() + PATIENCE
+        until = time.monotonic() + _PATIENCE
         while stream.waiting and not stream.frozen and time.monotonic() < until:
             time.sleep(0.01)
         gone, written = False, None
         while not gone:
-            gone, written = self.fleet.learner.ask(lambda: self._written(name)).result(PATIENCE)
+            gone, written = self.fleet.learner.ask(lambda: self._written(name)).result(_PATIENCE)
             if not gone and time.monotonic() > until:
                 raise StateError(f"The state of {name!r} cannot be written: it stays here.")
             time.sleep(0.0 if gone else 0.1)
         if written is not None:
-            written.result(PATIENCE)
-        self.fleet.writer.flush(PATIENCE)
+            written.result(_PATIENCE)
+        self.fleet.writer.flush(_PATIENCE)
         return stream.version
 
     def _written(self, name: str) -> tuple[bool, Any]:
@@ -142,15 +142,15 @@ class Shard:
 
 def _leave() -> None:
     """Whoever comes later has the streams: stop at once, so as to answer nothing any more."""
-    os._exit(STALE)
+    os._exit(_STALE)
 
 
-def keeper_of(name: str) -> Callable[..., Any]:
+def _keeper_of(name: str) -> Callable[..., Any]:
     """How a shard reaches the keeper by name; its absence reads as a disk that is away."""
     import ray
 
     def ask(method: str, *values: Any) -> Any:
-        until = time.monotonic() + PATIENCE
+        until = time.monotonic() + _PATIENCE
         while True:
             try:
                 return ray.get(getattr(ray.get_actor(name), method).remote(*values))
@@ -159,24 +159,24 @@ def keeper_of(name: str) -> Callable[..., Any]:
             except Fenced:
                 raise
             except (ray.exceptions.RayActorError, ValueError) as error:
-                if method not in READING or time.monotonic() > until:
+                if method not in _READING or time.monotonic() > until:
                     raise StorageError(f"The keeper is away ({type(error).__name__}).") from None
                 time.sleep(0.2)
 
     return ask
 
 
-def start_shard(settings: Settings, number: int, keeper: str, threads: int) -> Shard:
+def _start_shard(settings: Settings, number: int, keeper: str, threads: int) -> Shard:
     """A shard in a process of its own."""
     torch.set_num_threads(threads)
-    return Shard(settings.replace(threads=threads), number, keeper_of(keeper))
+    return Shard(settings.replace(threads=threads), number, _keeper_of(keeper))
 
 
 class ShardActor:
     """What Ray starts, and starts again: the shard, and nothing of its own."""
 
     def __init__(self, settings: Settings, number: int, keeper: str, threads: int) -> None:
-        self.shard = start_shard(settings, number, keeper, threads)
+        self.shard = _start_shard(settings, number, keeper, threads)
 
     def ready(self) -> dict[str, Any]:
         """`Shard.ready`."""

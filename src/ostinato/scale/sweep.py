@@ -29,11 +29,11 @@ from ostinato.scale.resources import Resources
 from ostinato.scale.rows import Task, clear_scratch, run_row
 from ostinato.tables.request import Outcome, spec_key
 
-LOOK = 0.5
+_LOOK = 0.5
 """Seconds between two looks at how far rows have come."""
-STOPPING = 120.0
+_STOPPING = 120.0
 """Seconds that rows get to finish their batch and write a checkpoint after Ctrl-C."""
-TOKEN = ".sweep-"
+_TOKEN = ".sweep-"
 Ended: TypeAlias = tuple[Outcome, Path]
 """What became of a row, and where its run lies."""
 
@@ -93,7 +93,7 @@ class RayEngine:
         """
         found: dict[str, Outcome] = {}
         digests: dict[str, str] = {}
-        token = TOKEN + secrets.token_hex(6)
+        token = _TOKEN + secrets.token_hex(6)
         groups: dict[str, Group] = {}
         for spec in specs:
             if (key := spec_key(spec)) not in found and key not in digests:
@@ -208,7 +208,7 @@ class RayEngine:
                 waiting |= self._submit(ray, desk, group, memory / len(groups))
             with Display(len(waiting), console) as display:
                 while waiting:
-                    ended, _ = ray.wait(list(waiting), timeout=LOOK)
+                    ended, _ = ray.wait(list(waiting), timeout=_LOOK)
                     display.show(ray.get(desk.look.remote()))
                     for one in ended:
                         task = waiting.pop(one)
@@ -221,7 +221,7 @@ class RayEngine:
         except KeyboardInterrupt:
             for one in waiting:
                 ray.cancel(one)
-            ray.wait(list(waiting), num_returns=len(waiting), timeout=STOPPING)
+            ray.wait(list(waiting), num_returns=len(waiting), timeout=_STOPPING)
             raise Interrupted(
                 f"Stopped; what was done is in {out}. The same command goes on from there."
             ) from None
@@ -248,4 +248,4 @@ def _clear(ray: Any, token: str) -> None:
         .remote(token)
         for node in nodes
     ]
-    ray.wait(cleared, num_returns=len(cleared), timeout=LOOK * 20)
+    ray.wait(cleared, num_returns=len(cleared), timeout=_LOOK * 20)

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 from ostinato.errors import DataError
 from ostinato.scoring.record import Record
 
-BINS = 15
+_BINS = 15
 
 
 class Bin(NamedTuple):
@@ -32,7 +32,7 @@ class Bin(NamedTuple):
         return self.correct / self.answers if self.answers else 0.0
 
 
-def bin_answers(confidence: ArrayLike, correct: ArrayLike, bins: int = BINS) -> tuple[Bin, ...]:
+def bin_answers(confidence: ArrayLike, correct: ArrayLike, bins: int = _BINS) -> tuple[Bin, ...]:
     """Sort answers into equal bins [a, b) of confidence; 1.0 belongs to the last.
 
     >>> [tuple(b) for b in bin_answers([0.1, 0.9, 1.0], [0, 1, 0], bins=2)]
@@ -74,7 +74,7 @@ def calibration_error(bins: Sequence[Bin]) -> float | None:
     return sum(abs(b.correct - b.confidence_sum) for b in bins) / total
 
 
-def reliability(records: Iterable[Record], bins: int = BINS) -> tuple[Bin, ...]:
+def reliability(records: Iterable[Record], bins: int = _BINS) -> tuple[Bin, ...]:
     """The bins of a run's reliability diagram, from its records alone."""
     confidence: list[float] = []
     hits: list[int] = []

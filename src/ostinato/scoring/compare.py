@@ -122,7 +122,7 @@ def compare(
     first, *others = [baseline, *(name for name in runs if name != baseline)]
     metric = metric or natural_metric(runs[first])
     higher_is_better(metric)
-    answers = {name: collect(runs[name], metric, name) for name in (first, *others)}
+    answers = {name: _collect(runs[name], metric, name) for name in (first, *others)}
     for name in others:
         _check_paired(first, answers[first], name, answers[name])
     cells = group(list(answers[first]))
@@ -140,7 +140,7 @@ def compare(
     )
 
 
-def collect(
+def _collect(
     records: Sequence[Record], metric: Metric, name: str = "run"
 ) -> dict[Answer, tuple[float, ...]]:
     """Each answer's numbers: wrong or right (or whatever the metric counts), or a confusion."""

@@ -16,7 +16,7 @@ from ostinato.scoring.metrics import mean_iou
 from ostinato.scoring.record import Record
 
 Metric: TypeAlias = Literal["error", "accuracy", "miou"]
-HIGHER_IS_BETTER: dict[str, bool] = {"error": False, "accuracy": True, "miou": True}
+_HIGHER_IS_BETTER: dict[str, bool] = {"error": False, "accuracy": True, "miou": True}
 
 
 class Score(NamedTuple):
@@ -91,10 +91,10 @@ def _iou_cells(records: Iterable[Record]) -> dict[tuple[int, str], Score]:
 
 def higher_is_better(metric: str) -> bool:
     """The metric's direction; an unknown one is an error that names the nearest."""
-    if metric not in HIGHER_IS_BETTER:
-        hint = did_you_mean(metric, HIGHER_IS_BETTER)
+    if metric not in _HIGHER_IS_BETTER:
+        hint = did_you_mean(metric, _HIGHER_IS_BETTER)
         raise DataError(f"There is no metric {metric!r}. {hint}")
-    return HIGHER_IS_BETTER[metric]
+    return _HIGHER_IS_BETTER[metric]
 
 
 def mean(scores: Iterable[Score]) -> Means:

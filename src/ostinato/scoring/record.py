@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ostinato.types import Decision
 
 # What a machine does differently each time; everything else repeats with the seed.
-UNREPEATABLE = frozenset({"seconds", "peak_memory"})
+_UNREPEATABLE = frozenset({"seconds", "peak_memory"})
 
 
 def finite(value: float | None) -> float | None:
@@ -198,4 +198,4 @@ class Record(Config):
 
     def content(self) -> dict[str, Any]:
         """Everything that a repeated run must reproduce: all but time and memory."""
-        return self.model_dump(exclude=set(UNREPEATABLE))
+        return self.model_dump(exclude=set(_UNREPEATABLE))

@@ -183,7 +183,7 @@ class Routing(Config):
     noticed: float | None
 
 
-def pairs(records: Sequence[Record]) -> tuple[str, list[str], list[int]]:
+def _pairs(records: Sequence[Record]) -> tuple[str, list[str], list[int]]:
     """The unit that was routed, with its true and its discovered domains, in order."""
     decided = [r for r in records if r.decision is not None]
     mixed = any(r.image_domains or (r.decision and r.decision.per_sample) for r in decided)
@@ -202,7 +202,7 @@ def pairs(records: Sequence[Record]) -> tuple[str, list[str], list[int]]:
 
 def routing(records: Sequence[Record]) -> Routing | None:
     """Measure a run's decisions; None for a method that keeps no domains."""
-    unit, true, found = pairs(records)
+    unit, true, found = _pairs(records)
     if not true:
         return None
     moves = changes(true, found) if unit == "batch" else []

@@ -98,7 +98,7 @@ def _block(line: str, path: Path, number: int) -> Block:
     return block
 
 
-KINDS: dict[str, tuple[type, ...]] = {
+_KINDS: dict[str, tuple[type, ...]] = {
     "int": (int,),
     "str": (str,),
     "float": (int, float),
@@ -107,7 +107,7 @@ KINDS: dict[str, tuple[type, ...]] = {
 
 
 def _fits(value: object, kind: str) -> bool:
-    return isinstance(value, KINDS[kind]) and not isinstance(value, bool)
+    return isinstance(value, _KINDS[kind]) and not isinstance(value, bool)
 
 
 def cut_off(path: Path) -> None:

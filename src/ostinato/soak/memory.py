@@ -7,14 +7,14 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-FIELDS = (
+_FIELDS = (
     "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks",
     "keepcost",
 )  # fmt: skip
 
 
 class _Allocated(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_size_t) for name in FIELDS]
+    _fields_ = [(name, ctypes.c_size_t) for name in _FIELDS]
 
 
 @dataclass(frozen=True)

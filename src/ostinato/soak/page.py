@@ -9,8 +9,8 @@ from string import Template
 from ostinato.soak.tenths import MOST_ERROR, Piece, Sum, faults, kinds, tenths, verdicts
 
 WIDTH, HEIGHT, EDGE = 720, 220, 56
-HEADS = ("batches", "images", "error %", "source %", "difference", "updates", "domains")
-PAGE = Template("""<!doctype html>
+_HEADS = ("batches", "images", "error %", "source %", "difference", "updates", "domains")
+_PAGE = Template("""<!doctype html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
@@ -75,7 +75,7 @@ def render(pieces: Sequence[Piece]) -> str:
     plan = pieces[0].plan
     named = plan.method + (f", preset {plan.preset}" if plan.preset else "")
     found = faults(pieces)
-    return PAGE.substitute(
+    return _PAGE.substitute(
         batches=f"{sum(p.batches for p in pieces):,}",
         size=plan.batch_size,
         what=escape(f"{named} on the embedded model, {len(pieces)} pieces"),
@@ -90,8 +90,8 @@ def render(pieces: Sequence[Piece]) -> str:
             [_parts(n, one) for n, one in enumerate(pieces[0].parts(), 1)],
         ),
         domains=lines([[(b.end, float(b.domains)) for b in p.blocks] for p in pieces]),
-        tenths=table(("tenth", *HEADS), [_row(one) for one in by_tenth]),
-        kinds=table(("kind", *HEADS), [_row(one) for one in kinds(pieces)]),
+        tenths=table(("tenth", *_HEADS), [_row(one) for one in by_tenth]),
+        kinds=table(("kind", *_HEADS), [_row(one) for one in kinds(pieces)]),
         pieces=table(
             ("piece", "seed", "batches", "lives", "memory growth %", "repeats that differ"),
             [_piece(p) for p in pieces],

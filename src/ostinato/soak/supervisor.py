@@ -18,13 +18,13 @@ from ostinato.errors import OstinatoError, StateError
 from ostinato.soak import log
 from ostinato.soak.plan import LOCK, LOG, Plan
 
-WAIT = 0.02
+_WAIT = 0.02
 """Seconds between looks at the log."""
 SHOWN = 20.0
 """Seconds between lines of progress."""
-SAID = "errors.txt"
+_SAID = "errors.txt"
 """The file that gets what the process says."""
-ENDLESS = 1_000_000_000
+_ENDLESS = 1_000_000_000
 """A number of batches that no soak reaches, where only time ends it."""
 
 
@@ -63,13 +63,13 @@ def soak(
     `launch` starts the process, in place of a new interpreter.
     """
     stop = stop or Event()
-    end = batches if batches is not None else ENDLESS
+    end = batches if batches is not None else _ENDLESS
     deadline = None if seconds is None else time.monotonic() + seconds
     with _alone(folder):
         targets = kill_points(plan, batches, kills)
         while done(folder) < end and not (_late(deadline) or stop.is_set()):
             coming = next((point for point in targets if point > done(folder)), None)
-            child = (launch or start)(folder, end)
+            child = (launch or _start)(folder, end)
             _life(folder, child, coming, lambda: _late(deadline) or stop.is_set())
 
 
@@ -89,10 +89,10 @@ def done(folder: Path) -> int:
     return blocks[-1].end if blocks else 0
 
 
-def start(folder: Path, end: int) -> Child:
+def _start(folder: Path, end: int) -> Child:
     """A new interpreter that goes on with the soak in a folder; what it says goes into a file."""
     words = [sys.executable, "-m", "ostinato.soak.worker", str(folder), str(end), str(os.getpid())]
-    with (folder / SAID).open("wb") as said:
+    with (folder / _SAID).open("wb") as said:
         return subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=said, stderr=said)
 
 
@@ -101,7 +101,7 @@ def _life(folder: Path, child: Child, kill: int | None, enough: Callable[[], boo
     draw = random.Random(kill)
     try:
         while child.poll() is None:
-            time.sleep(WAIT)
+            time.sleep(_WAIT)
             last = None if kill is None else log.last(folder / LOG)
             if kill is not None and last is not None and last.end >= kill:
                 time.sleep(draw.random() * last.seconds)  # anywhere within the next block
@@ -114,7 +114,7 @@ def _life(folder: Path, child: Child, kill: int | None, enough: Callable[[], boo
         _kill(child)  # what is done is kept: the same command goes on
         raise
     if child.returncode:
-        said = (folder / SAID).read_text(errors="replace").strip()[-2000:]
+        said = (folder / _SAID).read_text(errors="replace").strip()[-2000:]
         raise OstinatoError(
             f"The soak's process ended with status {child.returncode} after {done(folder)} "
             f"batches. It said:\n{said}"

@@ -16,9 +16,9 @@ from ostinato.soak.plan import KINDS, LOG, Plan, read_plan
 
 MOST_ERROR = 0.3
 """Percentage points that a tenth may be above the source."""
-MOST_GROWTH = 0.02
+_MOST_GROWTH = 0.02
 """Share that memory may grow by after the first tenth."""
-PARTS = ("memory", "mapped", "allocated", "idle")
+_PARTS = ("memory", "mapped", "allocated", "idle")
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Piece:
     def parts(self) -> list[dict[str, int]]:
         """What memory was made of at its most, in bytes, tenth by tenth."""
         most = [max(self.tenth(n), key=lambda b: b.memory, default=None) for n in range(10)]
-        return [{name: getattr(one, name) for name in PARTS} for one in most if one is not None]
+        return [{name: getattr(one, name) for name in _PARTS} for one in most if one is not None]
 
     @property
     def bound(self) -> int | None:
@@ -105,7 +105,7 @@ def check_alike(pieces: Sequence[Piece]) -> None:
             )
 
 
-def total(name: str, blocks: Sequence[Block]) -> Sum:
+def _total(name: str, blocks: Sequence[Block]) -> Sum:
     """Blocks summed up."""
     images = sum(b.images for b in blocks)
     return Sum(
@@ -122,13 +122,13 @@ def total(name: str, blocks: Sequence[Block]) -> Sum:
 
 def tenths(pieces: Sequence[Piece]) -> list[Sum]:
     """The same tenth of every piece together."""
-    return [total(f"{n + 1}", [b for p in pieces for b in p.tenth(n)]) for n in range(10)]
+    return [_total(f"{n + 1}", [b for p in pieces for b in p.tenth(n)]) for n in range(10)]
 
 
 def kinds(pieces: Sequence[Piece]) -> list[Sum]:
     """Every kind of traffic by itself."""
     blocks = [b for p in pieces for b in p.blocks]
-    return [total(kind, [b for b in blocks if b.kind == kind]) for kind in KINDS]
+    return [_total(kind, [b for b in blocks if b.kind == kind]) for kind in KINDS]
 
 
 def faults(pieces: Sequence[Piece]) -> list[str]:
@@ -153,7 +153,7 @@ def verdicts(pieces: Sequence[Piece]) -> dict[str, tuple[bool, str]]:
     count = len(faults(pieces))
     return {
         "error": (gap <= MOST_ERROR, f"at most {gap:+.2f} above the source's in a tenth"),
-        "memory": (growth <= MOST_GROWTH, f"{100 * growth:+.1f} % after the first tenth"),
+        "memory": (growth <= _MOST_GROWTH, f"{100 * growth:+.1f} % after the first tenth"),
         "domains": (bounded, f"at most {max(most for most, _ in held)}, bound {held[0][1]}"),
         "open files": (files <= least + 4, f"{least} at first, at most {files}"),
         "faults": (not count, str(count)),

@@ -17,13 +17,13 @@ from ostinato.ops.files import write_atomically
 from ostinato.soak.plan import POOL, SOURCE, Plan
 from ostinato.soak.styles import nothing, refusable, restyle
 
-RETURNS = 10
+_RETURNS = 10
 """Batches that a returning domain stays."""
-EMPTY = 5
+_EMPTY = 5
 """Every so many hostile batches one is without content, and one is preceded by refused input."""
 
 
-ASKED = 100
+_ASKED = 100
 """Images of the pool that the source model is asked about at once."""
 
 
@@ -84,8 +84,8 @@ class Traffic:
     def _returning(self, position: int) -> int:
         """The domains in one order, again and again over the laps."""
         lap, within = divmod(position, self.plan.lap)
-        turns = -(-self.plan.stretch // RETURNS)
-        return int(self.order[(lap * turns + within // RETURNS) % len(self.order)])
+        turns = -(-self.plan.stretch // _RETURNS)
+        return int(self.order[(lap * turns + within // _RETURNS) % len(self.order)])
 
     def _few(self, position: int, draw: np.random.Generator) -> Shown:
         """One domain and two classes for as long as a block lasts."""
@@ -99,9 +99,9 @@ class Traffic:
     def _hostile(self, position: int, draw: np.random.Generator) -> Shown:
         where = torch.from_numpy(draw.integers(self.plan.images, size=self.plan.batch_size))
         clean = self.pool[0, where].float() / 255
-        if position % EMPTY == 0:
+        if position % _EMPTY == 0:
             return Shown(_levels(nothing(tuple(clean.shape), draw)), None)
-        refused = refusable(clean, draw) if position % EMPTY == 1 else None
+        refused = refusable(clean, draw) if position % _EMPTY == 1 else None
         return Shown(_levels(restyle(clean, draw)), self.labels[where], refused)
 
 
@@ -116,7 +116,7 @@ def open_traffic(plan: Plan, folder: Path, model: nn.Module) -> Traffic:
         write_atomically(place, _bytes(make_pool(plan)))
     pool = np.load(place, allow_pickle=False)
     if not said.is_file():
-        parts = torch.from_numpy(pool).flatten(0, 1).split(ASKED)
+        parts = torch.from_numpy(pool).flatten(0, 1).split(_ASKED)
         says = torch.cat([told(model, part) for part in parts])
         write_atomically(said, _bytes(says.view(pool.shape[:2]).numpy()))
     return Traffic(plan, pool, np.load(said, allow_pickle=False))

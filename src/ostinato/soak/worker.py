@@ -71,8 +71,8 @@ class Worker:
                 images += len(shown.labels)
                 source = shown.source
                 says = told(self.source, shown.images) if source is None else source
-                wrong += mistakes(logits.argmax(1), shown.labels)
-                alone += mistakes(says, shown.labels)
+                wrong += _mistakes(logits.argmax(1), shown.labels)
+                alone += _mistakes(says, shown.labels)
         faults += self.reload() if end % self.plan.lap == 0 else []
         held = memory()
         line = log.Block(
@@ -88,7 +88,7 @@ class Worker:
             allocated=held.used,
             idle=held.idle,
             state=(self.folder / STATE).stat().st_size,
-            files=open_files(),
+            files=_open_files(),
             domains=domains(self.method),
             updates=updates,
             faults=tuple(faults),
@@ -102,11 +102,11 @@ class Worker:
     def refuse(self, images: Tensor) -> list[str]:
         """Give the method what it must refuse; once a lap, its whole state is compared."""
         closely = self.position % self.plan.lap >= self.plan.lap - self.plan.block
-        before = fingerprint(self.method.export_state()) if closely else ""
+        before = _fingerprint(self.method.export_state()) if closely else ""
         try:
             self.method(images)
         except InputError:
-            if closely and fingerprint(self.method.export_state()) != before:
+            if closely and _fingerprint(self.method.export_state()) != before:
                 return [f"batch {self.position}: a refused input changed the state"]
             return []
         return [f"batch {self.position}: accepted {tuple(images.shape)} {images.dtype}"]
@@ -128,7 +128,7 @@ class Worker:
             before = self.method.predict(probe)
         model = unwrap(self.method)
         faults = []
-        if not same_weights(model, self.source):
+        if not _same_weights(model, self.source):
             faults.append(f"batch {self.position}: unwrap gave other weights back")
             model = embedded_model()
         self.method = build(self.plan, model)
@@ -149,12 +149,12 @@ def build(plan: Plan, model: nn.Module) -> Method:
     return adapt(model, plan.method, preset=plan.preset, statistics=statistics, **given)
 
 
-def mistakes(classes: Tensor, labels: Tensor) -> int:
+def _mistakes(classes: Tensor, labels: Tensor) -> int:
     """How many images are not what they were told to be."""
     return int((classes != labels).sum())
 
 
-def fingerprint(state: State) -> str:
+def _fingerprint(state: State) -> str:
     """A hash of a state's values and tensors."""
     digest = hashlib.sha256(repr(sorted(state.values.items(), key=str)).encode())
     for name in sorted(state.tensors):
@@ -163,7 +163,7 @@ def fingerprint(state: State) -> str:
     return digest.hexdigest()
 
 
-def same_weights(one: nn.Module, other: nn.Module) -> bool:
+def _same_weights(one: nn.Module, other: nn.Module) -> bool:
     """Whether two models hold the same numbers under the same names."""
     a, b = one.state_dict(), other.state_dict()
     return list(a) == list(b) and all(torch.equal(a[name], b[name]) for name in a)
@@ -175,7 +175,7 @@ def domains(method: Method) -> int:
     return len(getattr(holder, "domains", ()))
 
 
-def open_files() -> int:
+def _open_files() -> int:
     """Files, pipes and sockets that this process holds."""
     return sum(1 for _ in Path("/proc/self/fd").iterdir())
 

@@ -21,7 +21,7 @@ from ostinato.speed.ways import USUAL, Setting, Way, make_way, ours, trusting
 
 __all__ = ["LiveTensors", "Speed", "measure_routing", "measure_speed", "measure_stream"]
 
-WARM = 3
+_WARM = 3
 """Batches before the clock starts: the first ones pay for what is made once."""
 
 
@@ -102,11 +102,11 @@ def measure_speed(
         with Kept(device) as memory:
             made.append(make_way(name, setting))
         kept[name] = memory.bytes
-    for _ in range(WARM):
+    for _ in range(_WARM):
         _round(made, setting, device)
     rounds = [_round(made, setting, device) for _ in range(steps)]
     found = [
-        summarise(way, [one[k] for one in rounds], [one[0] for one in rounds], batch_size)
+        _summarise(way, [one[k] for one in rounds], [one[0] for one in rounds], batch_size)
         for k, way in enumerate(made)
     ]
     for k, way in enumerate(made):
@@ -154,7 +154,7 @@ def measure_stream(
             return bool(adapted.step(batch).updated)
 
         made.append(Way(f"{preset}, stream", step, method=adapted, mean=True))
-    for _ in range(WARM):
+    for _ in range(_WARM):
         _timed(made[0], traffic.clean(batch_size), device)
     visits = [domain for _ in range(rounds) for domain in range(domains)]
     found = []
@@ -163,7 +163,7 @@ def measure_stream(
             batch = traffic.shifted(domain, batch_size)
             found.append([_timed(way, batch, device) for way in made])
     return [
-        summarise(way, [one[k] for one in found], [one[0] for one in found], batch_size)
+        _summarise(way, [one[k] for one in found], [one[0] for one in found], batch_size)
         for k, way in enumerate(made)
     ]
 
@@ -201,11 +201,11 @@ def measure_routing(
         Way("decide", decide),
         Way("observe", lambda batch: bool(adapted.router.observe(described[0]) is None)),
     ]
-    for _ in range(WARM):
+    for _ in range(_WARM):
         _round(made, setting, device)
     rounds = [_round(made, setting, device) for _ in range(steps)]
     return [
-        summarise(way, [one[k] for one in rounds], [one[0] for one in rounds], batch_size)
+        _summarise(way, [one[k] for one in rounds], [one[0] for one in rounds], batch_size)
         for k, way in enumerate(made)
     ]
 
@@ -248,7 +248,7 @@ def _routed(way: Way) -> float | None:
     ) / len(last.trust)
 
 
-def summarise(way: Way, found: Sequence[Timed], forward: Sequence[Timed], size: int) -> Speed:
+def _summarise(way: Way, found: Sequence[Timed], forward: Sequence[Timed], size: int) -> Speed:
     """A way's timed batches in a row, beside the forward's."""
     seconds = sorted(one.seconds for one in found)
     average = statistics.fmean if way.mean else statistics.median

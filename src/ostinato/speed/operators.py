@@ -19,14 +19,14 @@ def profiler(path: Path, title: str) -> Callable[[Sequence[Way], Setting], None]
     def write(ways: Sequence[Way], setting: Setting) -> None:
         device = next(setting.make_model().parameters()).device
         for way in ways:
-            text = operators(way, setting, device)
+            text = _operators(way, setting, device)
             with path.open("a", encoding="utf-8") as file:
                 file.write(f"== {title}: {way.name}, {STEPS} batches\n{text}\n")
 
     return write
 
 
-def operators(way: Way, setting: Setting, device: torch.device) -> str:
+def _operators(way: Way, setting: Setting, device: torch.device) -> str:
     """The operators of a few batches, the costliest first."""
     activities = [ProfilerActivity.CPU]
     keys = ["self_cpu_time_total"]

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from ostinato.data.corruptions import COMMON, corrupt, scene
 
-SCENES = 16
+_SCENES = 16
 
 
 class Traffic:
@@ -31,7 +31,7 @@ class Traffic:
         self, size: tuple[int, int, int], device: torch.device | str, severity: int = 5
     ) -> None:
         height, width = size[1:]
-        drawn = torch.stack([scene(96, 96, seed) for seed in range(SCENES)]).float() / 255
+        drawn = torch.stack([scene(96, 96, seed) for seed in range(_SCENES)]).float() / 255
         drawn = F.interpolate(drawn, (height, width), mode="bilinear")
         self.scenes = drawn.to(device)
         self.severity, self.made = severity, 0
@@ -41,7 +41,7 @@ class Traffic:
         draw = torch.Generator().manual_seed(self.made)
         self.made += 1
         device = self.scenes.device
-        first, second = torch.randint(SCENES, (2, count), generator=draw).to(device)
+        first, second = torch.randint(_SCENES, (2, count), generator=draw).to(device)
         share, light, contrast = torch.rand(3, count, 1, 1, 1, generator=draw).to(device)
         shift = torch.randint(1, 64, (2,), generator=draw).tolist()
         moved = self.scenes.roll(shift, (2, 3))[second]

@@ -20,14 +20,14 @@ from ostinato.ops.precision import Precision, products
 from ostinato.registry import METHODS
 from ostinato.speed.traffic import Traffic
 
-CLEAN = 100
+_CLEAN = 100
 """Clean images that statistics are taken from."""
-SETTLED = 300
+_SETTLED = 300
 """Images of a shift that our method meets before it counts as settled there."""
-NEW = 200
+_NEW = 200
 """Images for which a domain counts as new."""
-OWN = ("predict", "learn", "both", "forward-only", "new", "new robust")
-USUAL = ("forward", "compiled", "tent", *OWN)
+_OWN = ("predict", "learn", "both", "forward-only", "new", "new robust")
+USUAL = ("forward", "compiled", "tent", *_OWN)
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def make_way(name: str, setting: Setting) -> Way:
     """A way by name: one of `USUAL`, or a registered method that needs no prepared file."""
     if name in ("forward", "compiled"):
         return Way(name, _forward(setting, compiled=name == "compiled"))
-    if name in OWN:
+    if name in _OWN:
         return _own(name, setting)
     if name not in METHODS:
         raise ConfigError(f"There is no way {name!r}. {did_you_mean(name, [*USUAL, *METHODS])}")
@@ -112,7 +112,7 @@ def _peer(name: str, setting: Setting) -> Way:
         raise ConfigError(f"{name} needs {', '.join(sorted(needs))}: its speed cannot be measured.")
     more: dict[str, Any] = {}
     if needs:
-        clean = setting.traffic.clean(CLEAN)
+        clean = setting.traffic.clean(_CLEAN)
         more["statistics"] = collect_statistics(model, clean, normalize=setting.normalize)
     adapted = adapt(
         model,
@@ -133,7 +133,7 @@ def ours(setting: Setting, preset: str, *, settled: bool = True) -> Method:
     """Our method with statistics of clean traffic, and settled in every shift if asked."""
     model = setting.make_model()
     statistics = collect_statistics(
-        model, setting.traffic.clean(CLEAN), normalize=setting.normalize
+        model, setting.traffic.clean(_CLEAN), normalize=setting.normalize
     )
     adapted = adapt(
         model,
@@ -146,7 +146,7 @@ def ours(setting: Setting, preset: str, *, settled: bool = True) -> Method:
     )
     if settled:
         for domain in range(min(setting.domains, 15)):
-            for _ in range(-(-SETTLED // 50)):
+            for _ in range(-(-_SETTLED // 50)):
                 adapted(setting.traffic.shifted(domain, 50))
         crowd(adapted, setting.domains)
     return adapted
@@ -173,8 +173,8 @@ def crowd(adapted: Any, domains: int) -> None:
         router.next_id += 1
         router.ids.append(number)
         away = torch.randn(router.sums.shape[1], generator=draw, dtype=router.sums.dtype)
-        far = SETTLED * (router.sums[:1] + 100 * away)
-        for name, row in (("sums", far), ("counts", SETTLED), ("mix", 0), ("spreads", 1)):
+        far = _SETTLED * (router.sums[:1] + 100 * away)
+        for name, row in (("sums", far), ("counts", _SETTLED), ("mix", 0), ("spreads", 1)):
             known = getattr(router, name)
             added = row if isinstance(row, Tensor) else torch.full((1,), row, dtype=known.dtype)
             setattr(router, name, torch.cat([known, added]))
@@ -210,7 +210,7 @@ def _new(name: str, setting: Setting) -> Way:
 
     def begin(batch: Tensor) -> None:
         nonlocal seen
-        if seen >= NEW:
+        if seen >= _NEW:
             adapted.reset()
             seen = 0
         seen += len(batch)

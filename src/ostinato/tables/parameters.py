@@ -19,7 +19,7 @@ from ostinato.tables.render import TableRow, Value
 from ostinato.tables.request import Request
 from ostinato.tables.table import Table, Variant
 
-DOMAINS = 7
+_DOMAINS = 7
 """The paper's K on ImageNet-C."""
 
 
@@ -45,7 +45,7 @@ def parameter_rows(table: Table, request: Request) -> tuple[Plan, list[TableRow]
 
 def _row(variant: Variant, method: Method, facts: dict[str, str]) -> TableRow:
     source = sum(p.numel() for p in method._flags.parameters())
-    added, trained = method.added(DOMAINS), method.trained()
+    added, trained = method.added(_DOMAINS), method.trained()
     values = (
         Value(value=100 * added / source, digits=2),
         Value(value=100 * trained / source, digits=2),

@@ -66,7 +66,7 @@ class Plan:
     def leave_out(self, failed: Mapping[str, OstinatoError]) -> Plan:
         """Without rows that turned out not to run, which is said."""
         rest = self.only(row.label for row in self.rows if row.label not in failed)
-        said = (left_out(label, error) for label, error in failed.items())
+        said = (_left_out(label, error) for label, error in failed.items())
         return replace(rest, skipped=(*self.skipped, *said))
 
 
@@ -90,7 +90,7 @@ def plan_rows(table: Table, variants: Sequence[Variant], request: Request) -> Pl
         except OstinatoError as error:
             if insists(table, request):
                 raise
-            skipped.append(left_out(variant.label, error))
+            skipped.append(_left_out(variant.label, error))
             continue
         rows.append(PlannedRow(variant, MappingProxyType(specs)))
     return Plan(table, request, figures, tuple(rows), tuple(skipped))
@@ -101,7 +101,7 @@ def insists(table: Table, request: Request) -> bool:
     return bool(table.variants) or request.methods not in ((), ("all",))
 
 
-def left_out(label: str, error: OstinatoError) -> str:
+def _left_out(label: str, error: OstinatoError) -> str:
     """What a table says of a row that is not there."""
     unknown = isinstance(error, UnknownName)
     reason = "not registered" if unknown else str(error).rstrip(".")

@@ -82,7 +82,7 @@ _ORIGIN: Mapping[Protocol, Literal["paper", "elsewhere"]] = {
     "normalised": "elsewhere",
     "reservoir": "elsewhere",
 }
-BEYOND = {
+_BEYOND = {
     "traffic": ("Recurring", "Mixed"),
     "ablation-objective": ("Recurring", "Mixed"),
 }
@@ -269,7 +269,7 @@ PRINTED: dict[str, PrintedTable] = {
                 "",
                 notes=("The paper has no such table, so there are no printed rows.",),
             )
-            for name, headings in BEYOND.items()
+            for name, headings in _BEYOND.items()
         ),
         _build(
             "recurring-20",

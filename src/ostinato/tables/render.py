@@ -15,7 +15,7 @@ from ostinato.running.run_files import make_folder
 
 FACTS = ("Model", "Weights", "Input", "Images", "Seeds", "Help", "Predicts", "Reset", "Views")
 """What every row says about itself, in this order."""
-SUFFIXES = {"markdown": ".md", "latex": ".tex", "csv": ".csv", "json": ".json"}
+_SUFFIXES = {"markdown": ".md", "latex": ".tex", "csv": ".csv", "json": ".json"}
 
 
 class Value(Config):
@@ -101,7 +101,7 @@ class TableResult(Config):
         place = Path(folder)
         make_folder(place)
         written = []
-        for form, suffix in SUFFIXES.items():
+        for form, suffix in _SUFFIXES.items():
             path = place / f"{self.name}-{self.scale}{suffix}"
             write_atomically(path, render(self, form).encode())
             written.append(path)
@@ -175,7 +175,7 @@ def _class_lines(block: ClassBlock | None) -> list[str]:
     return ["", "## Per class", "", words, "", *heads, *rows]
 
 
-def to_latex(result: TableResult) -> str:
+def _to_latex(result: TableResult) -> str:
     """A booktabs table; needs \\usepackage{booktabs,graphicx}."""
     marks = result.footnotes()
     shown = varying(result)
@@ -261,7 +261,7 @@ def _console(result: TableResult) -> str:
 _FORMS: dict[str, Callable[[TableResult], str]] = {
     "terminal": _console,
     "markdown": to_markdown,
-    "latex": to_latex,
+    "latex": _to_latex,
     "csv": to_csv,
     "json": to_json,
 }

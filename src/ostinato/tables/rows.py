@@ -25,7 +25,7 @@ from ostinato.running.spec import Spec
 from ostinato.scoring.summary import Summary
 from ostinato.tables.request import Outcome, spec_key
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 
 class Workers:
@@ -119,7 +119,7 @@ def _side_by_side(
 ) -> dict[str, Outcome]:
     pool = workers.pool
 
-    def spread(work: Callable[..., T], tasks: list[tuple[Any, ...]]) -> list[T]:
+    def spread(work: Callable[..., _T], tasks: list[tuple[Any, ...]]) -> list[_T]:
         return [future.result() for future in [pool.submit(work, *task) for task in tasks]]
 
     try:

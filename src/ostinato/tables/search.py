@@ -30,7 +30,7 @@ from ostinato.tables.table import Table, Variant
 FACTORS = (0.01, 0.1, 0.3, 1.0, 3.0, 10.0, 100.0)
 """An authors' rate for another architecture can be a hundred times too large or too small."""
 SUFFIX = "-factors.json"
-RESAMPLES = 2000
+_RESAMPLES = 2000
 
 
 def search(
@@ -109,7 +109,7 @@ def _best(trials: Sequence[Variant], found: Found, table: Table) -> Variant:
 def _holds(trials: Sequence[Variant], best: Variant, found: Found, table: Table) -> float:
     """In how many percent of resamples of domains and rounds no other factor is better."""
     scores = np.array([_cells(trial, found, table) for trial in trials])
-    draws = np.random.default_rng(0).integers(scores.shape[1], size=(RESAMPLES, scores.shape[1]))
+    draws = np.random.default_rng(0).integers(scores.shape[1], size=(_RESAMPLES, scores.shape[1]))
     means = scores[:, draws].mean(-1)
     chosen = means[list(trials).index(best)]
     return 100.0 * float((chosen <= means.min(0) + 1e-9).mean())  # equal ones are no better

@@ -20,8 +20,8 @@ def seed_note(specs: Mapping[str, Spec]) -> str | None:
     }
     if not pairs:
         return None
-    order = [name for name, (one, two) in pairs.items() if reordered(one, two)]
-    drawn = [name for name, (one, two) in pairs.items() if redrawn(one, two)]
+    order = [name for name, (one, two) in pairs.items() if _reordered(one, two)]
+    drawn = [name for name, (one, two) in pairs.items() if _redrawn(one, two)]
     sets = ["what is random in the method"]
     if order:
         sets.append(f"which images{_of(order, pairs)} come when")
@@ -32,7 +32,7 @@ def seed_note(specs: Mapping[str, Spec]) -> str | None:
     return f"± is the standard deviation over seeds. A seed sets {listed}{rest}."
 
 
-def reordered(one: Stream, two: Stream) -> bool:
+def _reordered(one: Stream, two: Stream) -> bool:
     """Whether two streams over the same files show other images, or in another order."""
     if len(one.segments) != len(two.segments):
         return True
@@ -42,7 +42,7 @@ def reordered(one: Stream, two: Stream) -> bool:
     )
 
 
-def redrawn(one: Stream, two: Stream) -> bool:
+def _redrawn(one: Stream, two: Stream) -> bool:
     """Whether they corrupt images themselves, each with draws of its own."""
     made = any(part.corruption for segment in one.segments for part in segment.parts)
     return made and one.config.seed != two.config.seed

@@ -24,7 +24,7 @@ METHODS_ACDC = (
     *("source", "tent", "cotta", "svdp", "becotta", "adma"),
     *("dual_expert:paper", "ostinato:robust"),
 )
-METHODS_CAMVID = tuple(name for name in METHODS_ACDC if name != "adma")
+_METHODS_CAMVID = tuple(name for name in METHODS_ACDC if name != "adma")
 
 VIT = {
     "model": "vit_base_patch16_224.augreg_in21k_ft_in1k",
@@ -44,16 +44,16 @@ EMBEDDED = {
     "seeds": SEEDS,
     "batch_size": 50,
 }
-LIMIT = 100
+_LIMIT = 100
 """Images a corruption at small scale: two batches, so that a table takes minutes."""
-PAPER = "dual_expert:paper"
+_PAPER = "dual_expert:paper"
 
-IMAGENET_C = Part(
+_IMAGENET_C = Part(
     "ImageNet-C",
     {**VIT, "stream": "continual", "data": {"dataset": "imagenet-c"}},
-    {**EMBEDDED, "stream": "continual", "data": {"dataset": "imagenet-c", "limit": LIMIT}},
+    {**EMBEDDED, "stream": "continual", "data": {"dataset": "imagenet-c", "limit": _LIMIT}},
 )
-CIFAR100_C = Part(
+_CIFAR100_C = Part(
     "CIFAR-100-C",
     {
         **VIT,
@@ -63,10 +63,10 @@ CIFAR100_C = Part(
         "stream": "continual",
         "data": {"dataset": "cifar100-c", "transform": "resize384-bilinear"},
     },
-    {**EMBEDDED, "stream": "continual", "data": {"dataset": "cifar100-c", "limit": LIMIT}},
+    {**EMBEDDED, "stream": "continual", "data": {"dataset": "cifar100-c", "limit": _LIMIT}},
 )
 # The parts of ImageNet++ follow from a seed, which stays the same in all runs.
-IMAGENET_PLUS = Part(
+_IMAGENET_PLUS = Part(
     "ImageNet+",
     {**VIT, "stream": "imagenet-plus", "data": {"seed": 0}},
     {
@@ -74,13 +74,13 @@ IMAGENET_PLUS = Part(
         "stream": "imagenet-plus",
         "data": {"seed": 0, "transform": "none", "limit": 200},
     },
-    rates={PAPER: 5e-4},
+    rates={_PAPER: 5e-4},
 )
-IMAGENET_PLUS_PLUS = Part(
+_IMAGENET_PLUS_PLUS = Part(
     "ImageNet++",
     {**VIT, "stream": "imagenet-plus-plus", "data": {"seed": 0}},
     {**EMBEDDED, "stream": "imagenet-plus-plus", "data": {"seed": 0, "transform": "none"}},
-    rates={PAPER: 5e-4},
+    rates={_PAPER: 5e-4},
 )
 ACDC = Part(
     "ACDC",
@@ -105,10 +105,10 @@ ACDC = Part(
         "stream": "recurring",
         "data": {"dataset": "acdc", "rounds": 3, "limit": 10},
     },
-    rates={PAPER: 3e-4},
+    rates={_PAPER: 3e-4},
 )
 
-CAMVID = Part(
+_CAMVID = Part(
     "CamVid",
     {
         "model": "weights/segformer-b0-camvid",  # where examples/train_camvid.py leaves it
@@ -123,11 +123,11 @@ CAMVID = Part(
         "data": {"dataset": "camvid", "rounds": 3, "severity": 2},
     },
     {**ACDC.small, "data": {"dataset": "camvid", "rounds": 3, "limit": 10, "severity": 3}},
-    rates={PAPER: 3e-4},
+    rates={_PAPER: 3e-4},
 )
 
 
-def printed_columns(name: str, part: str = "") -> tuple[Measure, ...]:
+def _printed_columns(name: str, part: str = "") -> tuple[Measure, ...]:
     """The columns of a printed table; rounds become groups."""
     found = []
     for column in printed(name).columns:
@@ -159,7 +159,7 @@ def _benchmark(
     methods: tuple[str, ...] = (),
 ) -> Table:
     rounds = any(column.round for column in printed(name).columns)
-    columns = printed_columns(name)
+    columns = _printed_columns(name)
     notes = (*printed(name).notes, _K_NOTE)
     small = (STAND_IN_NOTE, *extra)
     more = (_BY_DOMAINS, *_EXTRA) if rounds else _EXTRA
@@ -182,10 +182,10 @@ def _expert(label: str, **settings: Any) -> Variant:
 _EXPERTS = Table(
     "ablation-experts",
     "Which experts: mean error in percent",
-    (IMAGENET_C, IMAGENET_PLUS, IMAGENET_PLUS_PLUS),
+    (_IMAGENET_C, _IMAGENET_PLUS, _IMAGENET_PLUS_PLUS),
     tuple(
         Measure(p.name, "mean", part=p.name)
-        for p in (IMAGENET_C, IMAGENET_PLUS, IMAGENET_PLUS_PLUS)
+        for p in (_IMAGENET_C, _IMAGENET_PLUS, _IMAGENET_PLUS_PLUS)
     ),
     variants=(
         Variant("Neither", "source"),
@@ -208,8 +208,8 @@ _ROUTING_NOTE = (
 _FDD = Table(
     "ablation-fdd",
     "How domains are recognised (ImageNet-C protocol)",
-    (IMAGENET_C,),
-    (*printed_columns("ablation-fdd"), *_ROUTING),
+    (_IMAGENET_C,),
+    (*_printed_columns("ablation-fdd"), *_ROUTING),
     variants=(
         _expert("Upper (oracle)", discriminator={"kind": "oracle"}),
         _expert("Conf-Jump", discriminator={"kind": "confidence-jump"}),
@@ -224,7 +224,7 @@ _FDD = Table(
 _DESCRIPTOR = Table(
     "ablation-descriptor",
     "What images are described by (ImageNet-C protocol)",
-    (IMAGENET_C,),
+    (_IMAGENET_C,),
     (Measure("Error", "mean"), Measure("Accuracy", "accuracy"), Measure("K", "count"), *_ROUTING),
     variants=tuple(
         _expert(label, discriminator={"descriptor": name})
@@ -242,7 +242,7 @@ _DESCRIPTOR = Table(
 _PARAMETERS = Table(
     "parameters",
     "Parameters added and trained",
-    (IMAGENET_C,),
+    (_IMAGENET_C,),
     (
         Measure("Added", "share"),
         Measure("Trained", "share"),
@@ -260,12 +260,12 @@ _PARAMETERS = Table(
 )
 
 for _table in (
-    _benchmark(IMAGENET_C, "imagenet-c", "imagenet-c"),
-    _benchmark(CIFAR100_C, "cifar100-c", "cifar100-c"),
-    _benchmark(IMAGENET_PLUS, "imagenet-plus", "imagenet-c", (LOOKS_NOTE,)),
-    _benchmark(IMAGENET_PLUS_PLUS, "imagenet-plus-plus", "imagenet-c", (LOOKS_NOTE,)),
+    _benchmark(_IMAGENET_C, "imagenet-c", "imagenet-c"),
+    _benchmark(_CIFAR100_C, "cifar100-c", "cifar100-c"),
+    _benchmark(_IMAGENET_PLUS, "imagenet-plus", "imagenet-c", (LOOKS_NOTE,)),
+    _benchmark(_IMAGENET_PLUS_PLUS, "imagenet-plus-plus", "imagenet-c", (LOOKS_NOTE,)),
     _benchmark(ACDC, "acdc", "acdc", (MOSAIC_NOTE,), METHODS_ACDC),
-    _benchmark(CAMVID, "camvid", "acdc", (STREET_NOTE,), METHODS_CAMVID),
+    _benchmark(_CAMVID, "camvid", "acdc", (STREET_NOTE,), _METHODS_CAMVID),
     _EXPERTS,
     _FDD,
     _DESCRIPTOR,

@@ -9,7 +9,7 @@ from ostinato.tables.render import TableResult, mark, note_lines, varying
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
-EXTRA = ("ECE", "img/s", "K", "Mean by domains")
+_EXTRA = ("ECE", "img/s", "K", "Mean by domains")
 """Columns that go last but one: useful, and not what a table is made for."""
 
 
@@ -24,7 +24,7 @@ def to_terminal(result: TableResult, width: int | None = None) -> RichTable:
     from rich.table import Table
 
     marks, facts = result.footnotes(), varying(result)
-    columns, shown = fitting(result, facts, width)
+    columns, shown = _fitting(result, facts, width)
     lines = note_lines(result, marks, "", facts)
     gone = [str(h) for n, h in enumerate(result.headings) if n not in columns]
     gone += [name for name in facts if name not in shown]
@@ -39,7 +39,7 @@ def to_terminal(result: TableResult, width: int | None = None) -> RichTable:
     for name in shown:
         table.add_column(name)
     for row in result.rows:
-        texts = [row_label(row.label, row.origin) + mark(row.note, marks)]
+        texts = [_row_label(row.label, row.origin) + mark(row.note, marks)]
         texts += [f"{row.values[n]}{mark(row.values[n].note, marks)}" for n in columns]
         texts += [row.facts.get(name, "") for name in shown]
         style = "dim" if row.origin == "printed" else None
@@ -47,30 +47,30 @@ def to_terminal(result: TableResult, width: int | None = None) -> RichTable:
     return table
 
 
-def row_label(label: str, origin: str) -> str:
+def _row_label(label: str, origin: str) -> str:
     """A row's name; printed ones say so."""
     return f"{label} (printed)" if origin == "printed" else label
 
 
-def fitting(
+def _fitting(
     result: TableResult, facts: list[str], width: int | None
 ) -> tuple[list[int], list[str]]:
     """The columns and facts that fit: single domains go first, then facts, then extras."""
     every = list(range(len(result.headings)))
     sums = [n for n in every if result.headings[n].summary]
-    short = [n for n in sums if result.headings[n].name not in EXTRA]
+    short = [n for n in sums if result.headings[n].name not in _EXTRA]
     choices = [(every, facts), (sums, facts), (sums, []), (short, [])]
     for columns, shown in choices:
-        if columns and (width is None or needed(result, columns, shown) <= width):
+        if columns and (width is None or _needed(result, columns, shown) <= width):
             return columns, shown
     return short or every, []
 
 
-def needed(result: TableResult, columns: list[int], facts: list[str]) -> int:
+def _needed(result: TableResult, columns: list[int], facts: list[str]) -> int:
     """Characters that a table takes without wrapping any number."""
     marks = result.footnotes()
     rows = result.rows
-    labels = [row_label(r.label, r.origin) + mark(r.note, marks) for r in rows]
+    labels = [_row_label(r.label, r.origin) + mark(r.note, marks) for r in rows]
     sizes = [max((len(text) for text in labels), default=0)]
     for n in columns:
         cells = [f"{row.values[n]}{mark(row.values[n].note, marks)}" for row in rows]

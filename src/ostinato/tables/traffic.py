@@ -11,7 +11,7 @@ from ostinato.registry import TABLES
 from ostinato.tables.table import Measure, Part, Table, Variant
 from ostinato.tables.tables import EMBEDDED, METHODS_FULL, VIT
 
-LIMIT = 100
+_LIMIT = 100
 """Images a corruption at small scale."""
 
 
@@ -20,12 +20,12 @@ def _part(name: str, stream: str, batch_size: int = 50, **data: Any) -> Part:
     full = {**VIT, "stream": stream, "batch_size": batch_size}
     small = {**EMBEDDED, "stream": stream, "batch_size": batch_size}
     images = {"dataset": "imagenet-c", **data}
-    return Part(name, {**full, "data": images}, {**small, "data": {**images, "limit": LIMIT}})
+    return Part(name, {**full, "data": images}, {**small, "data": {**images, "limit": _LIMIT}})
 
 
-RECURRING = _part("Recurring", "recurring", rounds=3)
-PARTS = (
-    RECURRING,
+_RECURRING = _part("Recurring", "recurring", rounds=3)
+_PARTS = (
+    _RECURRING,
     _part("Mixed", "mixed"),
     _part("Alternating", "alternating"),
     _part("Correlated", "correlated"),
@@ -35,7 +35,7 @@ PARTS = (
     _part("Batch 10", "continual", 10),
     _part("Batch 1", "continual", 1),
 )
-NOTE = (
+_NOTE = (
     "Recurring: three rounds. Mixed: every batch holds all domains. Alternating: another domain "
     "with every batch. Correlated: sorted by class. CDC: domains change at random. Gradual: every "
     "corruption rises from severity 1 to 5 and falls back. Batch 200, 10 and 1: each domain once. "
@@ -44,25 +44,25 @@ NOTE = (
 _TRAFFIC = Table(
     "traffic",
     "Any traffic: mean error in percent",
-    PARTS,
-    tuple(Measure(part.name, "mean", part=part.name) for part in PARTS),
+    _PARTS,
+    tuple(Measure(part.name, "mean", part=part.name) for part in _PARTS),
     "imagenet-c",
-    notes=(NOTE,),
+    notes=(_NOTE,),
     small_notes=(STAND_IN_NOTE,),
     methods=(*METHODS_FULL[:3], "eata", "rdumb", "pea", *METHODS_FULL[-3:]),
 )
 
 
 ROUNDS = 20
-SHOWN = (1, 2, 3, 5, 10, 15, 20)
+_SHOWN = (1, 2, 3, 5, 10, 15, 20)
 """The rounds that stand in the table; the report draws all of them."""
-OFTEN = _part("Recurring", "recurring", rounds=ROUNDS)
+_OFTEN = _part("Recurring", "recurring", rounds=ROUNDS)
 _RECURRING_20 = Table(
     "recurring-20",
     "Fifteen corruptions that return for 20 rounds: error in percent",
-    (OFTEN,),
+    (_OFTEN,),
     (
-        *(Measure(f"R{number}", "round mean", round=number - 1) for number in SHOWN),
+        *(Measure(f"R{number}", "round mean", round=number - 1) for number in _SHOWN),
         Measure("Mean", "mean"),
         Measure("RF", "rf"),
         Measure("K", "count"),
@@ -96,17 +96,17 @@ def _without(label: str, preset: str = "robust", **settings: Any) -> Variant:
     return Variant(label, "ostinato", preset, settings)
 
 
-ABLATED = (RECURRING, PARTS[1])
-MIDDLE = median(OstinatoConfig().shares)
+_ABLATED = (_RECURRING, _PARTS[1])
+_MIDDLE = median(OstinatoConfig().shares)
 """The share that every domain starts with."""
 _OBJECTIVE = Table(
     "ablation-objective",
     "What each part of `robust` earns: mean error in percent",
-    ABLATED,
+    _ABLATED,
     (
-        *(Measure(part.name, "mean", part=part.name) for part in ABLATED),
-        *(Measure("ECE", "ece", part.name, part.name) for part in ABLATED),
-        Measure("K", "count", RECURRING.name, RECURRING.name),
+        *(Measure(part.name, "mean", part=part.name) for part in _ABLATED),
+        *(Measure("ECE", "ece", part.name, part.name) for part in _ABLATED),
+        Measure("K", "count", _RECURRING.name, _RECURRING.name),
     ),
     variants=(
         Variant("Source", "source"),
@@ -120,7 +120,7 @@ _OBJECTIVE = Table(
         _without("without a bound on entropy", kappa=1.0),
         _without("without forgetting", keep=0.0),
         _without("one expert for all", max_domains=1),
-        _without("one share for all domains", shares=(MIDDLE,)),
+        _without("one share for all domains", shares=(_MIDDLE,)),
         _without("without trust", trust=False),
         _without("told the true domains", true_domains=True),
         _without("answers from earlier images alone", count_in=False),

@@ -153,14 +153,14 @@ def _losses(outcomes: Sequence[Outcome], ours: str) -> list[str]:
             continue
         if judge(one.gain) == "no":
             found.append(
-                f"Beware: {-one.gain.estimate:.1f} points are lost on {NAMES[one.traffic]}."
+                f"Beware: {-one.gain.estimate:.1f} points are lost on {_NAMES[one.traffic]}."
             )
     if not found:
         found.append("On no kind of traffic that was tried is anything lost for certain.")
     return found
 
 
-NAMES = {
+_NAMES = {
     "mixed": "batches that hold all domains",
     "single": "images that come one by one",
     "few-classes": "streams of few classes",

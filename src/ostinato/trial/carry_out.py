@@ -18,7 +18,7 @@ from ostinato.trial.advice import Outcome, Refused, gained
 from ostinato.trial.plan import FORWARD, ROBUST, SOURCE, Row, Traffic, tried
 from ostinato.trial.setting import Preparations
 
-RESAMPLES = 2000
+_RESAMPLES = 2000
 
 
 @dataclass(frozen=True)
@@ -60,11 +60,11 @@ def carry_out(
             except OstinatoError as error:
                 refused[row.title] = str(error)
                 _tell(console, f"{row.title} is left out: {error}")
-        outcomes += outcomes_of(kind.name, done)
+        outcomes += _outcomes_of(kind.name, done)
         folders[kind.name] = tuple(folder.path for folder in done.values())
         if FORWARD.title in done and ROBUST.title in done:
             pair = {name: done[name].records() for name in (FORWARD.title, ROBUST.title)}
-            (found,) = compare(pair, metric="error", resamples=RESAMPLES)
+            (found,) = compare(pair, metric="error", resamples=_RESAMPLES)
             extra = gained(found.overall)
     many = tuple(Refused(title, reason) for title, reason in refused.items())
     return Results(tuple(outcomes), many, folders, extra)
@@ -87,12 +87,12 @@ def _run(
     return folder
 
 
-def outcomes_of(kind: str, done: dict[str, RunFolder]) -> list[Outcome]:
+def _outcomes_of(kind: str, done: dict[str, RunFolder]) -> list[Outcome]:
     """The figures of all methods on one kind of traffic, beside the source model's."""
     records: dict[str, Sequence[Record]] = {name: one.records() for name, one in done.items()}
     contrasts = {}
     if SOURCE.title in records and len(records) > 1:
-        found = compare(records, baseline=SOURCE.title, metric="error", resamples=RESAMPLES)
+        found = compare(records, baseline=SOURCE.title, metric="error", resamples=_RESAMPLES)
         contrasts = {one.other: one for one in found}
     result = []
     for name, folder in done.items():

@@ -16,7 +16,7 @@ from ostinato.trial.setting import Preparations, Request
 
 Pace = dict[tuple[str, int], float]
 """Seconds an image, by method's title and batch size."""
-PROBES = 3
+_PROBES = 3
 DEFAULT, LEAST = 100, 25
 """Images a domain where time allows, and where it does not."""
 
@@ -48,7 +48,7 @@ def measure_pace(
 
 def _time(adapted: Method, shown: Tensor, size: int) -> float:
     device = next(adapted.parameters()).device
-    parts = [shown[n * size : (n + 1) * size].to(device) for n in range(PROBES)]
+    parts = [shown[n * size : (n + 1) * size].to(device) for n in range(_PROBES)]
     parts = [part for part in parts if len(part)]
     started = time.perf_counter()
     for part in parts:

@@ -15,7 +15,7 @@ from ostinato.trial.plan import Traffic
 OURS, OTHERS = PALETTE[0], (PALETTE[1], PALETTE[4], PALETTE[2], PALETTE[3])
 
 
-def colours(rows: Sequence[str], ours: str) -> dict[str, str]:
+def _colours(rows: Sequence[str], ours: str) -> dict[str, str]:
     """A colour for every method; ours keeps its own."""
     others = [row for row in rows if row != ours]
     return {ours: OURS} | {row: OTHERS[n % len(OTHERS)] for n, row in enumerate(others)}
@@ -26,7 +26,7 @@ def gain_by_traffic(outcomes: Sequence[Outcome], traffic: Sequence[Traffic], our
     title, name = "Gain by kind of traffic", "gain-by-traffic"
     known = [one for one in outcomes if one.gain is not None]
     rows = list(dict.fromkeys(one.row for one in known))
-    shade = colours(rows, ours)
+    shade = _colours(rows, ours)
     alt = "; ".join(
         f"{kind.title}: " + ", ".join(_said(one) for one in known if one.traffic == kind.name)
         for kind in traffic

@@ -25,13 +25,13 @@ ORDINARY = "ordinary"
 """The domain of images as they are."""
 LEAST, MOST = 40, 1000
 """Images that a trial needs, and those it takes at most."""
-STATISTICS = 300
-SMALL = 64
+_STATISTICS = 300
+_SMALL = 64
 """Pixels up to which corruptions take CIFAR's published constants."""
-BATCH = 50
+_BATCH = 50
 
 
-class FlatFolder(LabelledFiles):
+class _FlatFolder(LabelledFiles):
     """Images that lie in one folder, without labels."""
 
     name = "folder"
@@ -114,19 +114,19 @@ class Taken:
         return total.hexdigest()[:16]
 
 
-def open_images(text: str) -> Dataset:
+def _open_images(text: str) -> Dataset:
     """What `--images` names: a folder with or without class folders, a data set or an npz file."""
     place = Path(text)
     if place.is_dir() and not subfolders(place):
         if not list_images(place):
             raise DataError(f"{place} holds no image: name a folder of images or of class folders.")
-        return FlatFolder(place)
+        return _FlatFolder(place)
     return open_source(text)
 
 
 def take_images(text: str, model: nn.Module, normalize: Normalize, *, seed: int = 0) -> Taken:
     """A sample of what `--images` names, as the model gets it."""
-    dataset = open_images(text)
+    dataset = _open_images(text)
     if dataset.task != "classification":
         raise ConfigError("A trial is for classifiers; see docs/segmentation.md for the others.")
     count = min(len(dataset), MOST)
@@ -142,7 +142,7 @@ def take_images(text: str, model: nn.Module, normalize: Normalize, *, seed: int 
 def answers(model: nn.Module, images: Tensor, normalize: Normalize) -> Tensor:
     """The model's own answer to every image."""
     vision = VisionModel(model, normalize=normalize)
-    parts = [vision(vision.check(part)).argmax(1).cpu() for part in images.split(BATCH)]
+    parts = [vision(vision.check(part)).argmax(1).cpu() for part in images.split(_BATCH)]
     return torch.cat(parts)
 
 
@@ -150,14 +150,14 @@ def split(taken: Taken) -> tuple[Taken, Taken]:
     """Images for statistics, and other ones to show: half each, at most 300 for statistics."""
     if len(taken) < LEAST:
         raise ConfigError(f"There are {len(taken)} images; a trial needs {LEAST} or more.")
-    clean = min(STATISTICS, len(taken) // 2)
+    clean = min(_STATISTICS, len(taken) // 2)
     return taken.part(0, clean), taken.part(clean)
 
 
 def corrupted(shown: Taken, limit: int, severity: int, outputs: int) -> Pictures:
     """The ordinary images and their 15 corruptions, `limit` of each."""
     part = shown.part(0, limit)
-    small = min(part.images.shape[-2:]) <= SMALL
+    small = min(part.images.shape[-2:]) <= _SMALL
     constants: Constants = "cifar" if small else "imagenet"
     seeds = [stable_hash(name) % 2**31 for name in part.names]
     made = [part.images]

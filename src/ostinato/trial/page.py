@@ -15,7 +15,7 @@ from ostinato.trial.figures import gain_by_domain, gain_by_traffic
 from ostinato.trial.plan import BATCH, FORWARD, ROBUST, SOURCE, Traffic
 from ostinato.trial.setting import Request
 
-TEMPLATE = "page.html.j2"
+_TEMPLATE = "page.html.j2"
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Line(NamedTuple):
 def render(results: Results, traffic: Sequence[Traffic], facts: Facts) -> str:
     """The page's HTML."""
     plotting()
-    template = read_template("ostinato.trial", TEMPLATE)
+    template = read_template("ostinato.trial", _TEMPLATE)
     advice = advise(results.outcomes, ROBUST.title, results.extra, facts.word)
     found = dict.fromkeys(one.row for one in results.outcomes)
     first = [row.title for row in (SOURCE, ROBUST, FORWARD) if row.title in found]

@@ -25,8 +25,8 @@ from ostinato.running.spec import Spec
 from ostinato.trial.images import Taken
 from ostinato.trial.plan import PEERS, SEED, Row, Traffic
 
-QUESTION = "trial.json"
-STATISTICS = "statistics.safetensors"
+_QUESTION = "trial.json"
+_STATISTICS = "statistics.safetensors"
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ def read_question(home: Path) -> dict[str, Any] | None:
 
     A folder that holds something else is refused.
     """
-    place = home / QUESTION
+    place = home / _QUESTION
     if not place.is_file():
         if home.is_dir() and any(home.iterdir()):
             raise ConfigError(f"{home} holds other files: choose a new or empty folder with --out.")
@@ -119,7 +119,7 @@ def read_question(home: Path) -> dict[str, Any] | None:
 def write_question(home: Path, asked: Mapping[str, Any]) -> None:
     """Keep what a trial asks, so that the same command goes on with it."""
     home.mkdir(parents=True, exist_ok=True)
-    write_atomically(home / QUESTION, (json.dumps(dict(asked), indent=1) + "\n").encode())
+    write_atomically(home / _QUESTION, (json.dumps(dict(asked), indent=1) + "\n").encode())
 
 
 def check_same(home: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
@@ -154,7 +154,7 @@ class Preparations:
         return given
 
     def _statistics(self) -> Path:
-        place = self.home / STATISTICS
+        place = self.home / _STATISTICS
         if not place.is_file():
             model, images = self.request.load(), self.clean.images
             collect_statistics(model, images, normalize=self.request.normalize).save(place)

@@ -9,7 +9,7 @@ from ostinato.data.datasets._scenes import CITYSCAPES_CLASSES, Scenes
 from ostinato.errors import ConfigError
 from ostinato.registry import DATASETS
 
-CONDITIONS = ("fog", "night", "rain", "snow")
+_CONDITIONS = ("fog", "night", "rain", "snow")
 
 
 @DATASETS.register("acdc")
@@ -27,7 +27,7 @@ class Acdc(Scenes):
         "rgb_anon/fog/train/GOPR0475/*_rgb_anon.png and gt/fog/train/GOPR0475/"
         "*_gt_labelTrainIds.png, the same for night, rain, snow"
     )
-    expected = dict.fromkeys(CONDITIONS, 400)
+    expected = dict.fromkeys(_CONDITIONS, 400)
     num_classes = 19
     class_names = CITYSCAPES_CLASSES
 
@@ -40,7 +40,7 @@ class Acdc(Scenes):
         if found is None:
             raise wrong_layout(self.name, root, self.layout, "rgb_anon")
         self._start(found)
-        for condition in CONDITIONS:
+        for condition in _CONDITIONS:
             folder = found / "rgb_anon" / condition / split
             if folder.is_dir():
                 files = sorted(folder.glob("*/*_rgb_anon.png"))

@@ -14,7 +14,7 @@ from ostinato.errors import ConfigError
 from ostinato.registry import DATASETS
 
 SPLITS = {"train": 367, "val": 101, "test": 233}
-VOID = 11
+_VOID = 11
 
 
 @DATASETS.register("camvid")
@@ -27,7 +27,7 @@ class CamVid(Scenes):
 
     name = "camvid"
     layout = "test/images/*.png (or .jpg) with test/labels/*.png, or test/*.png with testannot/"
-    num_classes = VOID
+    num_classes = _VOID
     class_names = (
         "sky",
         "building",
@@ -61,4 +61,4 @@ class CamVid(Scenes):
             raise wrong_layout(self.name, found, self.layout, f"{split}/images/*")
 
     def _to_classes(self, labels: Tensor, path: Path) -> Tensor:
-        return torch.where(labels == VOID, torch.full_like(labels, IGNORE), labels)
+        return torch.where(labels == _VOID, torch.full_like(labels, IGNORE), labels)

@@ -14,7 +14,7 @@ from ostinato.data.datasets.base import Dataset, Indices
 from ostinato.errors import ConfigError, DataError
 from ostinato.registry import DATASETS
 
-PIXELS = 3 * 32 * 32
+_PIXELS = 3 * 32 * 32
 
 
 class CifarBinary(Dataset):
@@ -36,7 +36,7 @@ class CifarBinary(Dataset):
         if found is None:
             raise wrong_layout(self.name, root, self.layout, self.files["test"][0])
         self.root, self.split = found, split
-        width = self.label_bytes + PIXELS
+        width = self.label_bytes + _PIXELS
         self._parts = [_records(found / file, width) for file in self.files[split]]
         self._starts = np.cumsum([0, *(len(part) for part in self._parts)])
         self._labels = np.concatenate([part[:, self.label_bytes - 1] for part in self._parts])

@@ -20,7 +20,7 @@ from ostinato.data.datasets.base import Dataset, Indices, check_severity
 from ostinato.errors import DataError
 from ostinato.registry import DATASETS
 
-GROUPS = ("noise", "blur", "weather", "digital", "extra")
+_GROUPS = ("noise", "blur", "weather", "digital", "extra")
 LIST_FILE = "imagenet_test_image_ids.txt"
 """The name under which RobustBench publishes its list of 5,000 images."""
 
@@ -142,7 +142,7 @@ class ImageNetC(Dataset):
 
 def _folder(root: Path, name: str) -> Path | None:
     """A corruption's folder; the archives' group folders may still be there."""
-    options = [root / name, *(root / group / name for group in GROUPS)]
+    options = [root / name, *(root / group / name for group in _GROUPS)]
     return next((option for option in options if option.is_dir()), None)
 
 

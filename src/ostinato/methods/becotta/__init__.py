@@ -61,7 +61,7 @@ def as_domain(pixels: Tensor, domain: int) -> Tensor:
     return pixels
 
 
-def look(moments: Tensor) -> Tensor:
+def _look(moments: Tensor) -> Tensor:
     """What a domain is recognised by: style, and brightness, which style alone leaves out."""
     brightness = moments[:, 0, ::9].mean(0) / 3  # the constant filters' responses
     return torch.cat([style_of(moments), 10 * brightness])
@@ -139,7 +139,7 @@ class Becotta(Warmed):
         guises = [
             torch.cat([image_moments(as_domain(p, d)) for p in images.split(8)]) for d in range(4)
         ]
-        state.tensors["styles"] = torch.stack([look(moments) for moments in guises])
+        state.tensors["styles"] = torch.stack([_look(moments) for moments in guises])
         return state
 
     def configure(self) -> None:
@@ -160,7 +160,7 @@ class Becotta(Warmed):
         """Each image to the router of the nearest style."""
         if self.styles is None:
             return None
-        found = torch.stack([look(image_moments(p[None])) for p in batch.pixels])
+        found = torch.stack([_look(image_moments(p[None])) for p in batch.pixels])
         distances = torch.cdist(found, self.styles)
         self.domains = distances.argmin(1)
         route_to(self.adapted, self.domains)

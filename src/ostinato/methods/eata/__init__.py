@@ -89,7 +89,7 @@ class Eata(Method):
         self._fisher: dict[str, Tensor] | None = None
         if self.config.fisher_alpha > 0:
             assert self.resources.prepared is not None
-            self._fisher = fitting_fisher(self.resources.prepared, self.trainable(), self.name)
+            self._fisher = _fitting_fisher(self.resources.prepared, self.trainable(), self.name)
 
     def trainable(self) -> dict[str, nn.Parameter]:
         """The norms' weights and biases."""
@@ -124,7 +124,7 @@ def reliability(entropy: Tensor, bound: float) -> Tensor:
     return torch.exp(bound - entropy.detach())
 
 
-def fitting_fisher(
+def _fitting_fisher(
     prepared: State, parameters: dict[str, nn.Parameter], name: str
 ) -> dict[str, Tensor]:
     """The Fisher diagonal by name, or an error that says which file is wanted."""

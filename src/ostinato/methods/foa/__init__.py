@@ -31,7 +31,7 @@ class FoaConfig(MethodConfig):
     rate: float = Field(0.1, gt=0, le=1, description="share of a batch in the target's mean")
 
 
-class Best:
+class _Best:
     """The prompt that did best on the last batch."""
 
     def __init__(self, prompt: Tensor) -> None:
@@ -92,7 +92,7 @@ class Foa(Levelled):
         super().configure()
         config = self.config
         first = fresh_prompt(self.model.base, config.prompts, generator=self.random.generator)
-        self.best = self.track("best", Best(first))
+        self.best = self.track("best", _Best(first))
         search = Evolution(first.numel(), config.population, config.sigma, first.device)
         self.search = self.track("search", search)
 

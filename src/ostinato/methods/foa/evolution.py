@@ -14,7 +14,7 @@ from torch import Tensor
 from ostinato.ops.expect import Expected, Like, count, number
 from ostinato.ops.snapshot import State
 
-TENSORS = ("mean", "covariance", "axes", "lengths", "path", "long_path")
+_TENSORS = ("mean", "covariance", "axes", "lengths", "path", "long_path")
 
 
 class Evolution:
@@ -138,19 +138,19 @@ class Evolution:
     def export_state(self) -> State:
         """The whole distribution."""
         values = {"sigma": self.sigma, "generation": self.generation, "at": self.decomposed}
-        return State({name: getattr(self, name) for name in TENSORS}, values)
+        return State({name: getattr(self, name) for name in _TENSORS}, values)
 
     def expected(self, state: State) -> Expected:
         """Everything in the shapes that the dimension gives, in double precision."""
         lows = {"lengths": 0.0}
-        tensors = {n: Like.of(getattr(self, n), lows.get(n, -math.inf)) for n in TENSORS}
+        tensors = {n: Like.of(getattr(self, n), lows.get(n, -math.inf)) for n in _TENSORS}
         generations = state.values["generation"]
         values = {"sigma": number(low=1e-300), "generation": count()}
         return Expected(tensors, values | {"at": count(high=generations)})
 
     def import_state(self, state: State) -> None:
         """Continue from there."""
-        for name in TENSORS:
+        for name in _TENSORS:
             setattr(self, name, state.tensors[name].detach().clone())
         self.sigma, self.generation = state.values["sigma"], state.values["generation"]
         self.decomposed = state.values["at"]

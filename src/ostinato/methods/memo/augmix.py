@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-CHAINS = 3
-DEPTH = 3
-CHANGES = 9
+_CHAINS = 3
+_DEPTH = 3
+_CHANGES = 9
 
 
 def augmix_views(image: Tensor, count: int, generator: torch.Generator) -> Tensor:
@@ -25,17 +25,17 @@ def augmix_views(image: Tensor, count: int, generator: torch.Generator) -> Tenso
     >>> views.shape, bool((views >= 0).all() and (views <= 1).all())
     (torch.Size([4, 3, 16, 16]), True)
     """
-    base = random_crops(image, count, generator)
-    raw = -torch.rand(count, CHAINS, generator=generator).log()  # normalised: uniform on a simplex
+    base = _random_crops(image, count, generator)
+    raw = -torch.rand(count, _CHAINS, generator=generator).log()  # normalised: uniform on a simplex
     shares = (raw / raw.sum(1, keepdim=True)).to(image.device)
     keep = torch.rand(count, generator=generator).view(-1, 1, 1, 1).to(image.device)
     mixed = torch.zeros_like(base)
-    for chain in range(CHAINS):
+    for chain in range(_CHAINS):
         mixed = mixed + shares[:, chain].view(-1, 1, 1, 1) * _chain(base, generator)
     return (keep * base + (1 - keep) * mixed).clamp(0, 1)
 
 
-def random_crops(image: Tensor, count: int, generator: torch.Generator) -> Tensor:
+def _random_crops(image: Tensor, count: int, generator: torch.Generator) -> Tensor:
     """Crops of 8 to 100 % of the area, sides from 3:4 to 4:3, back at full size; half mirrored."""
     height, width = image.shape[-2:]
     views = []
@@ -97,13 +97,13 @@ def warp(pixels: Tensor, matrix: Tensor) -> Tensor:
 def _chain(base: Tensor, generator: torch.Generator) -> Tensor:
     """One to three changes to each view."""
     count = len(base)
-    depth = torch.randint(1, DEPTH + 1, (count,), generator=generator)
+    depth = torch.randint(1, _DEPTH + 1, (count,), generator=generator)
     view = base
-    for number in range(DEPTH):
-        change = torch.randint(CHANGES, (count,), generator=generator)
+    for number in range(_DEPTH):
+        change = torch.randint(_CHANGES, (count,), generator=generator)
         level = (0.1 + 0.9 * torch.rand(count, generator=generator)) / 10
         sign = 2 * torch.randint(2, (count,), generator=generator) - 1
-        change = torch.where(number < depth, change, CHANGES)  # past its depth, no change
+        change = torch.where(number < depth, change, _CHANGES)  # past its depth, no change
         view = _changed(view, change, level, sign)
     return view
 
@@ -123,7 +123,7 @@ def _changed(view: Tensor, change: Tensor, level: Tensor, sign: Tensor) -> Tenso
             part = posterize(part)
         elif kind == 3:
             part = solarize(part, (1 - size).to(view.device))
-        elif kind < CHANGES:
+        elif kind < _CHANGES:
             part = warp(part, _matrix(kind, signed))
         out[chosen.to(view.device)] = part
     return out

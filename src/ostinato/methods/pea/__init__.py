@@ -29,7 +29,7 @@ from ostinato.ops.snapshot import Scalars, State
 from ostinato.registry import METHODS
 from ostinato.types import Decision
 
-STILL = 1e-3
+_STILL = 1e-3
 """A block that has moved less than this share stays as it is."""
 
 
@@ -48,7 +48,7 @@ class PeaConfig(MethodConfig):
     crop: float = Field(0.9, gt=0, le=1, description="side of the crop")
 
 
-class Drift:
+class _Drift:
     """The target's moments of each block, and how much they usually change from batch to batch."""
 
     def __init__(self, config: PeaConfig) -> None:
@@ -143,7 +143,7 @@ class Pea(Method):
         eye = [REGULAR * torch.eye(len(m.mean), device=device) for m in self.source]
         pairs = zip(self.source, eye, strict=True)
         self.roots = [power(m.covariance + small, 0.5, 0.0) for m, small in pairs]
-        self.drift = self.track("drift", Drift(self.config))
+        self.drift = self.track("drift", _Drift(self.config))
         self.usual = self.track("usual", Scalars(entropy=None))
 
     @torch.no_grad()
@@ -184,7 +184,7 @@ class Pea(Method):
 
     def _align(self, block: int, tokens: Tensor) -> Tensor:
         share = self.shares[block]
-        if share < STILL:
+        if share < _STILL:
             return tokens
         with torch.autocast(tokens.device.type, enabled=False):
             flat = tokens.reshape(-1, tokens.shape[-1]).float()

@@ -13,7 +13,7 @@ from ostinato.methods.contract import resolve_config
 from ostinato.registry import METHODS
 
 _STEP = {"lr": 2.5e-4, "nesterov": True}
-RELEASED: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+_RELEASED: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "tent": ("tent", _STEP),
     "eta": ("eata", {**_STEP, "fisher_alpha": 0.0}),
     "eata": ("eata", _STEP),
@@ -52,7 +52,7 @@ def inner_method(config: ReservoirConfig) -> tuple[type[Method], MethodConfig]:
     """
     if config.inner == "reservoir":
         raise ConfigError("A reservoir wraps another method, not itself: set inner='tent', say.")
-    name, released = RELEASED.get(config.inner, (config.inner, {}))
+    name, released = _RELEASED.get(config.inner, (config.inner, {}))
     kind: type[Method] = METHODS[name]
     usual = {} if config.inner_preset else released
     shared = {"seed": config.seed, "precision": config.precision}

@@ -30,13 +30,13 @@ def drop_low_frequencies(
     >>> bool(torch.allclose(drop_low_frequencies(flat, 0.0, torch.Generator()), flat))
     True
     """
-    keep = symmetric_mask(pixels.shape, share, generator, side).to(pixels.device)
+    keep = _symmetric_mask(pixels.shape, share, generator, side).to(pixels.device)
     spectrum = torch.fft.fftshift(torch.fft.fft2(2 * pixels.float() - 1), dim=(-2, -1))
     back: Tensor = torch.fft.ifft2(torch.fft.ifftshift(spectrum * keep, dim=(-2, -1))).real
     return (back + 1) / 2
 
 
-def symmetric_mask(
+def _symmetric_mask(
     shape: torch.Size, share: float, generator: torch.Generator, side: float
 ) -> Tensor:
     """Zeros for dropped frequencies, the same at opposite ones, so that images stay real."""

@@ -58,12 +58,12 @@ class SparsePrompt(nn.Module):
         """The model's logits for the decorated pixels."""
         if self.place is not None:
             size = pixels.shape[-2:]
-            pixels = pixels + fitted(self.prompt[None], size) * fitted(self.place, size)
+            pixels = pixels + _fitted(self.prompt[None], size) * _fitted(self.place, size)
         logits: Tensor = self.model(pixels)
         return logits
 
 
-def fitted(values: Tensor, size: torch.Size) -> Tensor:
+def _fitted(values: Tensor, size: torch.Size) -> Tensor:
     """Resized by repeating or dropping pixels, where the size differs."""
     return values if values.shape[-2:] == size else F.interpolate(values, size=tuple(size))
 

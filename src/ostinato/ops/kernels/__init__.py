@@ -21,7 +21,7 @@ from torch import Tensor
 Given = ParamSpec("Given")
 Found = TypeVar("Found")
 
-KINDS = (torch.float32, torch.bfloat16, torch.float16)
+_KINDS = (torch.float32, torch.bfloat16, torch.float16)
 """What kernels read; models in double precision go the plain way."""
 _refused: list[str] = []
 
@@ -32,7 +32,7 @@ def ready(tensor: Tensor, matrices: Tensor | None = None) -> bool:
     >>> ready(torch.zeros(2, dtype=torch.double))
     False
     """
-    if _refused or tensor.dtype not in KINDS or not (tensor.is_cuda or interpreted()):
+    if _refused or tensor.dtype not in _KINDS or not (tensor.is_cuda or interpreted()):
         return False
     if matrices is not None and matrices.dtype != product_kind(tensor):
         return False
@@ -50,7 +50,7 @@ def refused() -> str | None:
     return _refused[0] if _refused else None
 
 
-def refuse(why: str) -> None:
+def _refuse(why: str) -> None:
     """Use no kernels from now on."""
     _refused.append(why)
 
@@ -68,7 +68,7 @@ def _compiles(device: str) -> bool:
 
         maps.attempt(device)
     except Exception as error:  # whatever is wrong with a compiler, the plain way is open
-        refuse(f"{type(error).__name__}: {error}".splitlines()[0])
+        _refuse(f"{type(error).__name__}: {error}".splitlines()[0])
         return False
     return True
 
@@ -89,5 +89,5 @@ def run(
     try:
         return kernel(*args, **kwargs)
     except TritonError as error:
-        refuse(f"{type(error).__name__}: {error}".splitlines()[0])
+        _refuse(f"{type(error).__name__}: {error}".splitlines()[0])
         return plain(*args, **kwargs)

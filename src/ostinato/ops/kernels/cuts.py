@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ostinato.ops.kernels import interpreted, product_kind
 
-TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
+_TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
 
 class Tiles(NamedTuple):
@@ -50,7 +50,7 @@ class Exactness(NamedTuple):
     @property
     def dtype(self) -> torch.dtype:
         """The kind as torch has it."""
-        return next(kind for kind, other in TYPES.items() if other is self.kind)
+        return next(kind for kind, other in _TYPES.items() if other is self.kind)
 
 
 def exactness(tensor: Tensor) -> Exactness:
@@ -58,7 +58,7 @@ def exactness(tensor: Tensor) -> Exactness:
     if interpreted():  # which multiplies bfloat16 as if it were whole numbers
         return Exactness(tl.float32, "ieee")
     exact = torch.get_float32_matmul_precision() == "highest"
-    return Exactness(TYPES[product_kind(tensor)], "ieee" if exact else "tf32")
+    return Exactness(_TYPES[product_kind(tensor)], "ieee" if exact else "tf32")
 
 
 def padded(rank: int) -> int:
