@@ -18,11 +18,25 @@ class OstinatoError(Exception):
 
 
 class ConfigError(OstinatoError, ValueError):
-    """A setting is unknown, of the wrong type or out of range."""
+    """A setting is unknown, of the wrong type or out of range.
+
+    >>> from ostinato.registry import METHODS
+    >>> METHODS["tent"].Config.parse({"lr": -1.0})
+    Traceback (most recent call last):
+    ostinato.errors.ConfigError: ...
+    """
 
 
 class InputError(OstinatoError, ValueError):
-    """A batch of images cannot be used; nothing was changed."""
+    """A batch of images cannot be used; nothing was changed.
+
+    >>> from ostinato.checks import small_model
+    >>> from ostinato.models import VisionModel
+    >>> import torch
+    >>> VisionModel(small_model()).check(torch.zeros(3, 32, 32))
+    Traceback (most recent call last):
+    ostinato.errors.InputError: ...
+    """
 
 
 class TargetError(OstinatoError, ValueError):
@@ -30,15 +44,34 @@ class TargetError(OstinatoError, ValueError):
 
 
 class StateError(OstinatoError):
-    """A state file cannot be read, or belongs to something else; nothing was changed."""
+    """A state file cannot be read, or belongs to something else; nothing was changed.
+
+    >>> from ostinato.ops.snapshot import load_state
+    >>> load_state("nowhere.safetensors")
+    Traceback (most recent call last):
+    ostinato.errors.StateError: ...
+    """
 
 
 class DataError(OstinatoError):
-    """A data set's files are missing, broken or not laid out as expected."""
+    """A data set's files are missing, broken or not laid out as expected.
+
+    >>> from ostinato.data.datasets.folder import FolderDataset
+    >>> FolderDataset("nowhere")
+    Traceback (most recent call last):
+    ostinato.errors.DataError: ...
+    """
 
 
 class MissingResource(OstinatoError):
-    """A method needs something prepared beforehand (source statistics, warmed adapters)."""
+    """A method needs something prepared beforehand (source statistics, warmed adapters).
+
+    >>> import ostinato
+    >>> from ostinato.checks import small_model
+    >>> ostinato.adapt(small_model(), preset="robust")
+    Traceback (most recent call last):
+    ostinato.errors.MissingResource: ...
+    """
 
 
 class GroupError(OstinatoError, RuntimeError):
@@ -46,7 +79,13 @@ class GroupError(OstinatoError, RuntimeError):
 
 
 class UnknownName(OstinatoError, KeyError):
-    """A name is not registered; the message offers the nearest one."""
+    """A name is not registered; the message offers the nearest one.
+
+    >>> from ostinato.registry import METHODS
+    >>> METHODS["tant"]
+    Traceback (most recent call last):
+    ostinato.errors.UnknownName: ...tent...
+    """
 
     def __str__(self) -> str:
         return str(self.args[0]) if self.args else ""

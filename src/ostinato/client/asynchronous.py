@@ -32,6 +32,14 @@ class AsyncClient:
         key: an API key; OSTINATO_KEY unless given.
         timeout: seconds that a call may take.
         patience: seconds for which a busy server's 429 is waited out.
+
+    >>> import asyncio
+    >>> async def names() -> list[str]:
+    ...     async with AsyncClient("http://127.0.0.1:9") as client:  # where no server is
+    ...         return [stream.name for stream in await client.streams()]
+    >>> asyncio.run(names())
+    Traceback (most recent call last):
+    ostinato.client.transport.Unreachable: http://127.0.0.1:9 does not answer ...
     """
 
     def __init__(

@@ -31,6 +31,11 @@ class Client:
         key: an API key; OSTINATO_KEY unless given.
         timeout: seconds that a call may take.
         patience: seconds for which a busy server's 429 is waited out.
+
+    >>> with Client("http://127.0.0.1:9") as client:  # where no server is
+    ...     client.streams()
+    Traceback (most recent call last):
+    ostinato.client.transport.Unreachable: http://127.0.0.1:9 does not answer ...
     """
 
     def __init__(

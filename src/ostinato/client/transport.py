@@ -21,6 +21,10 @@ class ServerError(OstinatoError):
     Attributes:
         status: of HTTP.
         wait: seconds after which it may be tried again.
+
+    >>> busy = ServerError("The server is busy.", status=429, wait=2.0)
+    >>> busy.status, busy.wait
+    (429, 2.0)
     """
 
     def __init__(self, text: str, status: int, wait: float = 0.0) -> None:

@@ -25,7 +25,11 @@ ORDERS = {"text": (V2, A, R, S), "tables": (V2, A, S, R)}
 
 
 class ImageNetPlusConfig(StreamConfig):
-    """Settings of ImageNet+."""
+    """Settings of ImageNet+.
+
+    >>> ImageNetPlusConfig.parse({"order": "tables"}).rounds
+    3
+    """
 
     transform: str = Field("resize256-crop224", description="Resizing by name.")
     rounds: int = Field(3, ge=1, description="How often the four data sets come.")
@@ -88,7 +92,11 @@ class ImageNetPlus(_Plus):
 
 
 class ImageNetPlusPlusConfig(ImageNetPlusConfig):
-    """Settings of ImageNet++."""
+    """Settings of ImageNet++.
+
+    >>> ImageNetPlusPlusConfig.parse({"duplicates": "drop"}).duplicates
+    'drop'
+    """
 
     rounds: int = Field(3, ge=1, le=3, description="1 to 3: there are three V2 variants.")
     duplicates: Literal["report", "drop", "ignore"] = Field(

@@ -20,7 +20,11 @@ _SPECTRUM = {"radius": 12}
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table."""
+    """One line of the table.
+
+    >>> Row("TENT", "tent", settings={"lr": 1e-3}).preset is None
+    True
+    """
 
     title: str
     method: str

@@ -163,6 +163,9 @@ class HighFrequency(_Spectral):
     """The opposite end: a (2l+1)² patch around the Nyquist frequency, as large as `low`'s.
 
     In the centred spectrum this is what lies in the four corners.
+
+    >>> HighFrequency(radius=2)(torch.rand(4, 3, 32, 32)).shape
+    torch.Size([4, 25])
     """
 
     def __call__(self, images: Tensor, features: Tensor | None = None) -> Tensor:
@@ -180,6 +183,9 @@ class FullSpectrum(_Spectral):
 
     The logarithm comes before the averaging, so that one strong frequency does not fill its cell.
     High frequencies set noise and blur far apart, so that its threshold is a wide one.
+
+    >>> FullSpectrum(radius=2)(torch.rand(4, 3, 32, 32)).shape
+    torch.Size([4, 25])
     """
 
     threshold = 0.4
@@ -195,6 +201,9 @@ class RgbHistogram:
     """log1p of a 32-bin histogram per colour channel, relative to an even spread (1 = even).
 
     Shares do not depend on the number of pixels, so images of any size can be compared.
+
+    >>> RgbHistogram()(torch.rand(4, 3, 32, 32)).shape
+    torch.Size([4, 96])
     """
 
     needs_features = False
@@ -245,7 +254,11 @@ class Style:
 
 @DESCRIPTORS.register("cls-feature")
 class ClsFeature:
-    """The model's own CLS feature: semantic, not spectral, and it drifts as the model does."""
+    """The model's own CLS feature: semantic, not spectral, and it drifts as the model does.
+
+    >>> ClsFeature()(torch.rand(4, 3, 32, 32), features=torch.rand(4, 192)).shape
+    torch.Size([4, 192])
+    """
 
     needs_features = True
     size_matters = False

@@ -73,6 +73,10 @@ class Evidence:
         confidence: mean largest softmax of the current model; called only if it is needed.
         oracle: the true domain's name; given to the oracle variant alone.
         image_size: height and width of the images.
+
+    >>> import torch
+    >>> Evidence(torch.zeros(50, 289), image_size=(224, 224)).descriptors.shape
+    torch.Size([50, 289])
     """
 
     descriptors: Tensor

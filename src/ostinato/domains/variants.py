@@ -205,7 +205,15 @@ class _RandomRouter:
 
 @DISCRIMINATORS.register("single")
 class Single(Discriminator):
-    """One domain for everything: what adaptation does without a discriminator."""
+    """One domain for everything: what adaptation does without a discriminator.
+
+    >>> single = Single(DiscriminatorConfig(kind="single"))
+    >>> for far in (0.0, 9.0):
+    ...     seen = Evidence(torch.rand(50, 4) + far)
+    ...     single.update(seen, single.decide(seen))
+    >>> single.domains
+    (0,)
+    """
 
     def make_router(self) -> Router:
         """See `_SingleRouter`."""

@@ -41,7 +41,16 @@ class Answer(dict[str, Tensor]):
 
 
 class Answering:
-    """Mixed into `Method`: answers without learning, and the switch between the two."""
+    """Mixed into `Method`: answers without learning, and the switch between the two.
+
+    >>> import ostinato
+    >>> from ostinato.checks import small_batches, small_model
+    >>> adapted = ostinato.adapt(small_model(), "tent", lr=1e-2)
+    >>> with adapted.frozen():
+    ...     logits = adapted(small_batches(1)[0])
+    >>> adapted.last.updated
+    False
+    """
 
     config: Any
     model: VisionModel

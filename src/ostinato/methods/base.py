@@ -46,7 +46,13 @@ __all__ = ["Input", "Method", "MethodConfig", "MethodInfo", "Objective", "Resour
 
 
 class Method(Answering, Persistent, Moving, Sharing, nn.Module):
-    """Base of all methods: call it with images, get logits; it adapts on the way."""
+    """Base of all methods: call it with images, get logits; it adapts on the way.
+
+    >>> from ostinato import adapt, checks
+    >>> adapted = adapt(checks.small_model(), "tent", lr=1e-2)
+    >>> adapted(checks.small_batches(1)[0]).shape, adapted.last.updated
+    (torch.Size([8, 5]), True)
+    """
 
     info: ClassVar[MethodInfo]
     Config: ClassVar[type[MethodConfig]] = MethodConfig

@@ -15,7 +15,16 @@ from ostinato.ops.trainable import claim, is_claimed
 
 
 class Moving:
-    """Mixed into `Method`: copying, pickling, `.to(...)`, `.half()` and the like."""
+    """Mixed into `Method`: copying, pickling, `.to(...)`, `.half()` and the like.
+
+    >>> import copy
+    >>> import ostinato
+    >>> from ostinato.checks import small_batches, small_model
+    >>> adapted = ostinato.adapt(small_model(), "tent")
+    >>> other = copy.deepcopy(adapted)
+    >>> bool((other(small_batches(1)[0]) == adapted(small_batches(1)[0])).all())
+    True
+    """
 
     name: ClassVar[str]
     model: VisionModel

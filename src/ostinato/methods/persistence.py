@@ -20,7 +20,17 @@ _WAYS = {"compile", "resident"}
 
 
 class Persistent:
-    """Mixed into `Method`: everything that changes while adapting, as one `State`."""
+    """Mixed into `Method`: everything that changes while adapting, as one `State`.
+
+    >>> import ostinato
+    >>> from ostinato.checks import small_batches, small_model
+    >>> images = small_batches(1)[0]
+    >>> adapted = ostinato.adapt(small_model(), "tent", lr=1e-2)
+    >>> first = adapted(images)
+    >>> adapted.reset()
+    >>> bool((adapted(images) == first).all())
+    True
+    """
 
     name: ClassVar[str]
     config: Any

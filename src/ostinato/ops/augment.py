@@ -24,7 +24,12 @@ Padding = Literal["edge", "reflect"]
 
 @dataclass(frozen=True)
 class Strength:
-    """How far a view may go: half-widths of the ranges that factors are drawn from."""
+    """How far a view may go: half-widths of the ranges that factors are drawn from.
+
+    >>> gentle = Strength(0.2, 0.1, 0.1, 0.02, 0.1, degrees=4.0, scale=0.05, blur=0.25)
+    >>> gentle.noise
+    0.005
+    """
 
     brightness: float
     contrast: float
@@ -92,7 +97,12 @@ def _random_flip(pixels: Tensor, generator: torch.Generator) -> Tensor:
 
 @dataclass(frozen=True)
 class ScaledView:
-    """A resized, perhaps flipped batch, and the way back for dense predictions."""
+    """A resized, perhaps flipped batch, and the way back for dense predictions.
+
+    >>> view = ScaledView(torch.zeros(1, 3, 16, 16), flipped=True)
+    >>> view.undo(torch.zeros(1, 5, 4, 4), (8, 8)).shape
+    torch.Size([1, 5, 8, 8])
+    """
 
     pixels: Tensor
     flipped: bool

@@ -145,6 +145,13 @@ class FollowingStatistics(OtherStatistics):
     Attributes:
         who: whose turn it is.
         following: whether what passes now changes them.
+
+    >>> model = nn.Sequential(nn.BatchNorm2d(3)).eval()
+    >>> norms = FollowingStatistics(model, rate=0.5, names=("student",))
+    >>> norms.following = True
+    >>> bright = model(torch.full((2, 3, 4, 4), 2.0))
+    >>> norms.values["student.0.mean"]
+    tensor([1., 1., 1.])
     """
 
     def __init__(self, model: nn.Module, rate: float, names: tuple[str, ...]) -> None:

@@ -66,6 +66,14 @@ class FeatureTaps:
     The class token where the model has one, else the mean over all tokens. One `with` block
     holds one forward. Where the model sees windows of an image, its feature is the mean of
     theirs; of resized and flipped views, only the image as it is counts.
+
+    >>> import torch
+    >>> from ostinato.checks import small_model
+    >>> model = small_model()
+    >>> with FeatureTaps(model) as taps:
+    ...     logits = model(torch.zeros(2, 3, 32, 32))
+    >>> len(taps.features) == len(taps.blocks), len(taps.features[0])
+    (True, 2)
     """
 
     def __init__(self, model: nn.Module) -> None:

@@ -98,7 +98,13 @@ def import_optimizer(
 
 
 class OptimizerState:
-    """An optimizer as something that can be saved, loaded and reset."""
+    """An optimizer as something that can be saved, loaded and reset.
+
+    >>> weight = nn.Parameter(torch.ones(2))
+    >>> state = OptimizerState(torch.optim.SGD([weight], lr=0.1, momentum=0.9)).export_state()
+    >>> state.values["kind"]
+    'SGD'
+    """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer = optimizer

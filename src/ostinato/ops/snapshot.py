@@ -61,7 +61,21 @@ class State:
 
 
 class Stateful(Protocol):
-    """What the step loop can save, load and reset."""
+    """What the step loop can save, load and reset.
+
+    >>> class Count:
+    ...     number = 0
+    ...
+    ...     def export_state(self) -> State:
+    ...         return State({}, {"number": self.number})
+    ...
+    ...     def import_state(self, state: State) -> None:
+    ...         self.number = state.values["number"]
+    >>> count = Count()
+    >>> count.import_state(State({}, {"number": 3}))
+    >>> count.number
+    3
+    """
 
     def export_state(self) -> State:
         """Everything that changes while adapting. The tensors may alias live ones."""

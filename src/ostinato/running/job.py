@@ -55,6 +55,11 @@ class Job:
         model: the source model.
         config: the method's settings.
         notes: what to say beside the result.
+
+    >>> from ostinato.running.spec import Spec
+    >>> job = open_job(Spec(method="tent", data={"limit": 5, "domains": ["fog"]}))
+    >>> len(job.stream), job.config.seed == job.spec.seed
+    (1, True)
     """
 
     spec: Spec

@@ -173,6 +173,11 @@ class CheckedSpec(Spec):
 
     Whatever takes a spec takes one of these, and does not look anything up again; other seeds and
     another device leave it checked. `running.job.check` makes it.
+
+    >>> from ostinato.running.job import check
+    >>> checked = check(Spec(method="tent", settings={"lr": 1e-3}))
+    >>> checked.config.lr, checked.replace(seeds=(7,)).config.seed
+    (0.001, 7)
     """
 
     _config: MethodConfig = PrivateAttr()

@@ -15,7 +15,12 @@ _BINS = 15
 
 
 class Bin(NamedTuple):
-    """One bar of a reliability diagram; its sums add up across batches."""
+    """One bar of a reliability diagram; its sums add up across batches.
+
+    >>> half = Bin(answers=4, confidence_sum=3.6, correct=2)
+    >>> half.confidence, half.accuracy
+    (0.9, 0.5)
+    """
 
     answers: int
     confidence_sum: float

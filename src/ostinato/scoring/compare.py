@@ -78,7 +78,13 @@ class Contrast:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One run against the baseline: over all, per domain and per round."""
+    """One run against the baseline: over all, per domain and per round.
+
+    >>> before, after = Interval(50.0, 48.0, 52.0), Interval(44.0, 42.0, 46.0)
+    >>> whole = Contrast(100, before, after, Interval(-6.0, -8.0, -4.0), p_value=0.001)
+    >>> Comparison("source", "tent", "error", 0.95, 1000, whole, {}, {}).verdict
+    'better'
+    """
 
     baseline: str
     other: str

@@ -31,7 +31,11 @@ class Score(NamedTuple):
 
 
 class Means(NamedTuple):
-    """One mean in both weightings."""
+    """One mean in both weightings.
+
+    >>> Means(by_images=20.0, by_domains=25.0).by_domains
+    25.0
+    """
 
     by_images: float
     by_domains: float

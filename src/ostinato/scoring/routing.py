@@ -134,6 +134,9 @@ class Change(NamedTuple):
         domain: its true domain.
         delay: batches until the segment's main discovered domain was chosen.
         noticed: whether that differs from the domain chosen just before the change.
+
+    >>> Change(at=10, domain="fog", delay=1, noticed=True).delay
+    1
     """
 
     at: int

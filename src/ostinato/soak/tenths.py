@@ -23,7 +23,11 @@ _PARTS = ("memory", "mapped", "allocated", "idle")
 
 @dataclass(frozen=True)
 class Sum:
-    """Some blocks together; errors in percent."""
+    """Some blocks together; errors in percent.
+
+    >>> Sum("all", 10, 250, error=20.0, source=30.0, updates=4, domains=3, files=9).gap
+    -10.0
+    """
 
     name: str
     batches: int

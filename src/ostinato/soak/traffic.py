@@ -36,6 +36,9 @@ class Shown:
         labels: where there are any.
         refused: what has to be refused first.
         source: the classes that the source model tells, where they are known.
+
+    >>> Shown(torch.zeros(2, 3, 8, 8, dtype=torch.uint8), torch.tensor([0, 1])).refused is None
+    True
     """
 
     images: Tensor

@@ -40,6 +40,9 @@ class Speed:
             and a step without an update is cheap.
         routed: share of images that went to a domain with a trusted expert, where there are any.
         memory: bytes at the peak of a batch: the model, what the method keeps, activations.
+
+    >>> Speed("forward", images=500.0, milliseconds=100.0, ratio=1.0, p50=100.0, p99=120.0).ratio
+    1.0
     """
 
     name: str

@@ -13,7 +13,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class Kept:
-    """How many bytes stay once the block is done: the model and what a method adds to it."""
+    """How many bytes stay once the block is done: the model and what a method adds to it.
+
+    >>> with Kept(torch.device("cpu")) as kept:
+    ...     numbers = torch.zeros(1000)
+    >>> kept.bytes
+    4000
+    """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device

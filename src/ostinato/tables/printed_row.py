@@ -11,7 +11,11 @@ Protocol: TypeAlias = Literal["raw", "normalised", "reservoir"]
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column: its printed heading, what it holds, and of which domain and round."""
+    """A column: its printed heading, what it holds, and of which domain and round.
+
+    >>> Column("Fog", "error", domain="fog").heading
+    'Fog'
+    """
 
     heading: str
     kind: Kind

@@ -39,7 +39,11 @@ class Value(Config):
 
 
 class Heading(Config):
-    """A column's name, the group of columns that it stands in, and whether it sums others up."""
+    """A column's name, the group of columns that it stands in, and whether it sums others up.
+
+    >>> str(Heading(name="Mean", group="Round 1"))
+    'Round 1 Mean'
+    """
 
     name: str
     group: str = ""

@@ -49,7 +49,12 @@ class Variant:
 
 @dataclass(frozen=True)
 class Part:
-    """One stream of a table, as spec values at both scales."""
+    """One stream of a table, as spec values at both scales.
+
+    >>> part = Part("CDC", full={"stream": "cdc"}, small={"stream": "cdc", "data": {"limit": 100}})
+    >>> part.small["data"]
+    {'limit': 100}
+    """
 
     name: str
     full: Values
@@ -72,6 +77,11 @@ class Table:
         notes: below the table; `small_notes` at small scale alone.
         methods: the usual rows, where they are not those of the paper's other tables.
         variant_presets: what fixed rows without a preset run under at either scale.
+
+    >>> part = Part("", full={"stream": "continual"}, small={"stream": "continual"})
+    >>> table = Table("mine", "My table", (part,), (Measure("Mean", "mean"),))
+    >>> table.reference
+    'source'
     """
 
     name: str

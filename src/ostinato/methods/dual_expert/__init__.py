@@ -43,6 +43,13 @@ class DualExpert(Method):
     The paper anneals its learning rate along a cosine. That takes the length of the stream, which
     nobody but the caller knows: with `total_steps` the rate is annealed, without it constant, in
     every preset. The benchmark's tables give `total_steps` to their `paper` rows.
+
+    >>> import ostinato
+    >>> from ostinato.checks import small_batches, small_model
+    >>> adapted = ostinato.adapt(small_model(), preset="paper")
+    >>> logits = adapted(small_batches(1)[0])
+    >>> adapted.last.domain, adapted.last.is_new
+    (0, True)
     """
 
     name = "dual_expert"
