@@ -41,6 +41,7 @@ test-slow: $(READY)
 docs: $(READY)
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --editable '.[docs]'
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo "Read it with its search: $(BIN)/python -m http.server --directory build/site"
 
 format: $(READY)
 	$(BIN)/ruff check --fix .

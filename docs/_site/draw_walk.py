@@ -19,10 +19,10 @@ STEPS = (
     ),
     (
         "2  Route",
-        "near clean images: the source; near a known domain: that one; far from all: source",
+        "near clean images: the source; near a known domain: that one; near none: the source",
     ),
     ("3  Answer", "one forward; each image carries its own domain's maps through every block"),
-    ("4  Take in", "the router learns the batch, domains get their images, due maps are made anew"),
+    ("4  Count in", "images are added to their domains; maps that are due are computed again"),
     ("5  Learn", "a domain with 50 new images and a trusted map takes one step (robust)"),
     ("6  Publish", "what is known now becomes the version that answers the next batch"),
 )
