@@ -18,11 +18,11 @@ from PIL import Image
 import ostinato
 from ostinato import cli, registry
 from ostinato.checks import small_model
+from ostinato.cli._remembered import remembered
 from ostinato.data.embedded import embedded_images, embedded_model
 from ostinato.errors import ConfigError, DataError, MissingResource
 from ostinato.models import fingerprint
 from ostinato.ops.snapshot import load_state
-from ostinato.remembered import remembered
 from ostinato.running.source_images import fitting_transform, load_source, open_source
 
 METHODS_PAGE = Path(__file__).parents[1] / "docs" / "methods.md"
@@ -294,7 +294,7 @@ def test_a_list_is_remembered_until_a_file_changes(tmp_path: Path, monkeypatch) 
     for junk in ("", "[1, 2]", '{"a": 1}', "[]"):
         kept.write_text(junk)
         assert remembered("things", make, tmp_path)[1] == [f"answer {len(asked)}"]
-    monkeypatch.setattr("ostinato.remembered._key", lambda: "another")
+    monkeypatch.setattr("ostinato.cli._remembered._key", lambda: "another")
     count = len(asked)
     assert remembered("things", make, tmp_path)[1] == [f"answer {count + 1}"]
     assert len(list(tmp_path.iterdir())) == 1  # the older one is gone

@@ -74,7 +74,7 @@ class Stop(Exception):
 
 
 def test_a_run_that_was_carried_goes_on_from_its_checkpoint_elsewhere(tmp_path: Path) -> None:
-    from ostinato.running.listener import Listener
+    from ostinato.running.progress import Listener
     from ostinato.scoring.record import Record
 
     here, there, out = tmp_path / "here", tmp_path / "there", tmp_path / "out"

@@ -32,7 +32,7 @@ from ostinato.running.spec import VIEWS, Spec
 from ostinato.scoring.forgetting import cells
 from ostinato.scoring.metrics import mean_iou, record_step, score_pixels
 from ostinato.scoring.summary import summarise
-from ostinato.tables.naming import views_name
+from ostinato.tables.cells import views_name
 from ostinato.types import Batch, StepOutput
 
 

@@ -14,8 +14,7 @@ from ostinato.data.corruptions import COMMON, DRIVING, corrupt
 from ostinato.data.datasets.array import ArrayDataset
 from ostinato.data.datasets.base import open_dataset
 from ostinato.data.loading import image_seed
-from ostinato.data.opening import parse_domain
-from ostinato.data.orders import corruption_order
+from ostinato.data.opening import corruption_order, parse_domain
 from ostinato.data.streams import build_stream
 from ostinato.data.transforms import transform_image
 from ostinato.errors import ConfigError, DataError

@@ -9,9 +9,9 @@ from typing import Annotated, Literal
 import tyro
 
 from ostinato.cli._command import command
+from ostinato.cli._remembered import remembered
 from ostinato.lines import columns
 from ostinato.lines import markdown as as_markdown
-from ostinato.remembered import remembered
 
 Kind = Literal[
     "methods", "datasets", "streams", "tables", "corruptions", "descriptors", "discriminators"

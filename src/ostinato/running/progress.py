@@ -1,10 +1,10 @@
-"""What a run shows while it runs: a bar on a terminal, plain lines elsewhere."""
+"""What a run shows while it runs, on a terminal or in plain lines, and whom it tells."""
 
 from __future__ import annotations
 
 import time
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,9 @@ from rich.progress import (
 
 from ostinato.scoring.metrics import mean_iou
 from ostinato.scoring.record import Record
+
+if TYPE_CHECKING:
+    from ostinato.running.results import RunFolder
 
 _LINES = 10
 """Lines that a run writes where there is no terminal."""
@@ -123,3 +126,19 @@ class RunProgress:
         seconds = max(time.perf_counter() - self._started, 1e-9)
         speed = f"{self._images / seconds:.0f} images/s"
         return " · ".join(part for part in (str(self.score), domain, speed) if part)
+
+
+class Listener:
+    """Told of every batch and checkpoint of a run; subclasses act on it, this one ignores it.
+
+    >>> Listener().begun(None, 0, 30)
+    """
+
+    def begun(self, folder: RunFolder | None, done: int, total: int) -> None:
+        """A run starts, or goes on, after so many of its batches."""
+
+    def batch(self, record: Record) -> None:
+        """One more batch is done."""
+
+    def saved(self, folder: RunFolder) -> None:
+        """A checkpoint was written."""

@@ -23,8 +23,7 @@ from ostinato.methods.base import Method
 from ostinato.ops.views import innermost
 from ostinato.running.diagnostics import write_diagnostics
 from ostinato.running.job import Job, check, open_job, resolve
-from ostinato.running.listener import Listener
-from ostinato.running.progress import RunProgress
+from ostinato.running.progress import Listener, RunProgress
 from ostinato.running.provenance import Provenance, hash_tensors, spec_hash
 from ostinato.running.results import RunFolder, find_run
 from ostinato.running.samples import SampleKeeper

@@ -16,8 +16,7 @@ import torch
 
 from ostinato.data.streams import Stream
 from ostinato.errors import OstinatoError
-from ostinato.running.listener import Listener
-from ostinato.running.progress import RunningScore
+from ostinato.running.progress import Listener, RunningScore
 from ostinato.running.results import RunFolder
 from ostinato.running.run_files import Taken
 from ostinato.running.runner import run

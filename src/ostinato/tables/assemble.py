@@ -10,13 +10,11 @@ from rich.console import Console
 from ostinato.errors import ConfigError, MissingResource, OstinatoError
 from ostinato.registry import METHODS, TABLES
 from ostinato.scoring.summary import Summary
-from ostinato.tables.cells import class_block, printed_row, value
-from ostinato.tables.groups import by_stream, run_ahead, run_group
-from ostinato.tables.naming import views_name, weights_name
+from ostinato.tables.cells import class_block, printed_row, value, views_name, weights_name
 from ostinato.tables.plan import Plan, PlannedRow, insists, plan_table
 from ostinato.tables.render import ClassBlock, Heading, TableResult, TableRow
 from ostinato.tables.request import Outcome, Request
-from ostinato.tables.rows import Workers
+from ostinato.tables.rows import Workers, by_stream, run_ahead, run_group
 from ostinato.tables.seeds import seed_note
 from ostinato.tables.table import Measure, Table
 

@@ -13,7 +13,7 @@ from ostinato.methods.base import Method
 from ostinato.models.loading import load_model
 from ostinato.registry import METHODS
 from ostinato.running.spec import CheckedSpec
-from ostinato.tables.naming import weights_name
+from ostinato.tables.cells import weights_name
 from ostinato.tables.plan import Plan, plan_table
 from ostinato.tables.render import TableRow, Value
 from ostinato.tables.request import Request

@@ -23,7 +23,7 @@ from ostinato.running.job import open_stream
 from ostinato.running.runner import Interrupted, finished, run
 from ostinato.running.spec import Spec
 from ostinato.scoring.summary import Summary
-from ostinato.tables.request import Outcome, spec_key
+from ostinato.tables.request import Engine, Outcome, Request, spec_key
 
 _T = TypeVar("_T")
 
@@ -186,3 +186,58 @@ def _limit_threads(count: int) -> None:
     torch.set_num_threads(count)
     # Ctrl-C reaches every process; one that waits for work has nothing to say to it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def by_stream(specs: Mapping[str, Spec]) -> list[dict[str, Spec]]:
+    """Rows that see the same batches, together."""
+    groups: dict[str, dict[str, Spec]] = {}
+    shown = {"stream", "data", "roots", "seeds", "batch_size", "device"}
+    for label, spec in specs.items():
+        groups.setdefault(spec.model_dump_json(include=shown), {})[label] = spec
+    return list(groups.values())
+
+
+def run_group(
+    specs: Mapping[str, Spec],
+    request: Request,
+    workers: Workers,
+    console: Console,
+    ahead: Mapping[str, Outcome],
+) -> dict[str, list[Outcome]]:
+    """Rows of one stream, seed by seed; what became of each."""
+    outcomes: dict[str, list[Outcome]] = {label: [] for label in specs}
+    for seed in next(iter(specs.values())).seeds:
+        rows = {
+            label: spec.replace(seeds=(seed,))
+            for label, spec in specs.items()
+            if not any(isinstance(one, OstinatoError) for one in outcomes[label])
+        }
+        if ahead:  # an engine has run everything already
+            for label, spec in rows.items():
+                outcomes[label].append(ahead[spec_key(spec)])
+            continue
+        made = run_rows(
+            rows,
+            out=request.out,
+            again=request.again,
+            finished_alone=request.finished,
+            memory=request.memory,
+            workers=workers,
+            console=console,
+        )
+        for label, outcome in made.items():
+            outcomes[label].append(outcome)
+    return outcomes
+
+
+def run_ahead(
+    engine: Engine, specs: Sequence[Spec], request: Request, console: Console
+) -> Mapping[str, Outcome]:
+    """Every seed of every row at once, wherever the engine runs them."""
+    return engine.run(
+        [one for spec in specs for one in spec.runs()],
+        out=request.out,
+        again=request.again,
+        memory=request.memory,
+        console=console,
+    )

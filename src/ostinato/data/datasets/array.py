@@ -11,8 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ostinato.data.datasets._array import as_image
-from ostinato.data.datasets.base import IGNORE, Dataset, Indices
+from ostinato.data.datasets.base import IGNORE, Dataset, Indices, as_image
 from ostinato.errors import DataError
 from ostinato.registry import DATASETS
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -158,3 +159,15 @@ def check_severity(severity: int | None) -> int:
     if not 1 <= severity <= 5:
         raise ConfigError(f"severity = {severity}: choose from 1, 2, 3, 4, 5.")
     return severity
+
+
+def as_image(array: NDArray[Any]) -> Tensor:
+    """A picture (H, W, 3) or (3, H, W) as a uint8 tensor (3, H, W) of its own memory.
+
+    >>> as_image(np.zeros((32, 32, 3), np.uint8)).shape
+    torch.Size([3, 32, 32])
+    """
+    picture = np.array(array)
+    if picture.shape[0] != 3 and picture.shape[-1] == 3:
+        picture = np.moveaxis(picture, -1, 0)
+    return torch.from_numpy(np.ascontiguousarray(picture))

@@ -8,9 +8,8 @@ from typing import ClassVar, Literal
 import numpy as np
 from torch import Tensor
 
-from ostinato.data.datasets._array import as_image
 from ostinato.data.datasets._files import locate, wrong_layout
-from ostinato.data.datasets.base import Dataset, Indices
+from ostinato.data.datasets.base import Dataset, Indices, as_image
 from ostinato.errors import ConfigError, DataError
 from ostinato.registry import DATASETS
 

@@ -10,9 +10,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ostinato.data.corruptions import COMMON, EXTRA
-from ostinato.data.datasets._array import as_image
 from ostinato.data.datasets._files import locate, wrong_layout
-from ostinato.data.datasets.base import Dataset, Indices, check_severity
+from ostinato.data.datasets.base import Dataset, Indices, as_image, check_severity
 from ostinato.errors import DataError
 from ostinato.registry import DATASETS
 
