@@ -8,7 +8,6 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -132,16 +131,11 @@ def test_needs_follow_the_preset(capsys: pytest.CaptureFixture[str]) -> None:
 method_page = SimpleNamespace(**runpy.run_path(str(METHODS_PAGE.parent / "_site/write_methods.py")))
 
 
-def page_costs(text: str) -> dict[str, Any]:
-    cells = re.findall(r"^\| `(\w+)` \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|$", text, re.M)
-    return {name: method_page.Cost(*map(float, rest)) for name, *rest in cells}
-
-
 def test_the_page_of_methods_is_what_they_declare() -> None:
     text = METHODS_PAGE.read_text(encoding="utf-8")
     hint = "run: python docs/_site/write_methods.py docs/methods.md"
-    assert set(page_costs(text)) == set(registry.METHODS.names()), hint
-    assert text == method_page.method_page(page_costs(text)), hint
+    assert set(method_page.shown_costs(text)) == set(registry.METHODS.names()), hint
+    assert text == method_page.method_page(method_page.shown_costs(text)), hint
 
 
 QUICK = ("tent",)
@@ -150,7 +144,7 @@ SLOW = [name for name in registry.METHODS if name not in QUICK]
 
 @pytest.mark.parametrize("name", [*QUICK, *(pytest.param(n, marks=pytest.mark.slow) for n in SLOW)])
 def test_the_page_shows_costs_as_counted(name: str) -> None:
-    shown = page_costs(METHODS_PAGE.read_text(encoding="utf-8"))[name]
+    shown = method_page.shown_costs(METHODS_PAGE.read_text(encoding="utf-8"))[name]
     cost = method_page.method_cost(name)
     assert cost.moved == pytest.approx(shown.moved, abs=0.006)
     # Filters rest on thresholds, which an image may pass on one machine and miss on another.
