@@ -13,6 +13,7 @@ from ostinato.data.datasets.base import open_dataset
 from ostinato.errors import ConfigError, DataError
 from ostinato.models.loading import check_model, load_model
 from ostinato.running.fit import check_roots
+from ostinato.running.job import open_stream
 from ostinato.running.spec import Spec, parse_data
 
 
@@ -42,6 +43,26 @@ def test_nobody_is_sent_to_fetch_their_own_images(tmp_path: Path) -> None:
     assert check("folder", tmp_path).ok
 
 
+def test_a_misspelt_folder_is_named_with_its_neighbour(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "photos").mkdir()
+    with pytest.raises(DataError, match=r"no folder photo\. Did you mean photos\?"):
+        open_stream(Spec(method="tent", data=parse_data(["folder:photo"])))
+
+
+def test_images_of_a_folder_are_shown_under_corruptions(tmp_path: Path) -> None:
+    (tmp_path / "day" / "cat").mkdir(parents=True)
+    Image.new("RGB", (8, 8)).save(tmp_path / "day" / "cat" / "1.png")
+    data = parse_data([f"folder:{tmp_path}/day", "domains=[fog,snow@3]"])
+    stream = open_stream(Spec(method="tent", stream="continual", data=data))
+    assert [(s.parts[0].corruption, s.parts[0].severity) for s in stream.segments] == [
+        ("fog", 5),
+        ("snow", 3),
+    ]
+
+
 def test_a_model_that_a_script_trains_names_the_script(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -69,5 +90,7 @@ def test_data_is_named_in_one_word() -> None:
     assert parse_data(["cifar10", "limit=3"]) == {"dataset": "cifar10", "limit": 3}
     assert parse_data(["folder:a=b"]) == {"dataset": "folder", "domains": ["a=b"]}
     assert parse_data(["domains=[fog]"]) == {"domains": ["fog"]}
+    shown = {"dataset": "folder", "options": {"roots": ["a"]}, "domains": ["fog"]}
+    assert parse_data(["folder:a", "domains=[fog]"]) == shown
     with pytest.raises(ConfigError, match="several data sets"):
         parse_data(["folder:a", "cifar10"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -123,14 +124,30 @@ def open_domains(config: DomainsConfig, opener: OpenDataset) -> list[Domain]:
             "order arranges the 15 common corruptions; with domains given, list them in the "
             "order you want and leave order at 0."
         )
-    if config.dataset == "folder" and config.domains:
-        places = [Path(place) for place in config.domains]
-        if all(place.is_dir() for place in places):
-            dataset = opener("folder", roots=config.domains, **config.options)
-            return [Domain(name, dataset, dataset.indices(name)) for name in dataset.domains()]
-    dataset = opener(config.dataset, **config.options)
+    if config.dataset == "folder" and config.domains and not _missing(config):
+        dataset = opener("folder", roots=config.domains, **config.options)
+        return [Domain(name, dataset, dataset.indices(name)) for name in dataset.domains()]
+    try:
+        dataset = opener(config.dataset, **config.options)
+    except DataError as error:
+        raise _naming_folder(config, error) from None
     texts = config.domains or _default_domains(dataset, config.order)
     return [_resolve_domain(text, dataset, opener, config.severity) for text in texts]
+
+
+def _missing(config: DomainsConfig) -> list[str]:
+    """Domains that are no folders here; below a known root they may be."""
+    return [place for place in config.domains or () if not Path(place).is_dir()]
+
+
+def _naming_folder(config: DomainsConfig, error: DataError) -> DataError:
+    """The error; where a folder was named that is not there, it comes first."""
+    if config.dataset != "folder" or not config.domains or "roots" in config.options:
+        return error
+    name = _missing(config)[0]
+    near = get_close_matches(name, [p.name for p in Path().iterdir() if p.is_dir()], n=1)
+    hint = f" Did you mean {near[0]}?" if near else ""
+    return DataError(f"There is no folder {name}.{hint} Below a root: {error}")
 
 
 def _default_domains(dataset: Dataset, order: int) -> tuple[str, ...]:

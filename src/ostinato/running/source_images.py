@@ -76,7 +76,7 @@ def open_source(text: str, root: str | Path | None = None) -> Dataset:
     if path.is_dir():
         return _folder(path)
     hint = did_you_mean(name, [EMBEDDED, TUNE, MOSAIC, *DATASETS])
-    raise DataError(f"{path} is no folder of class folders, and no data set's name. {hint}")
+    raise DataError(f"There is no folder {path}, and no data set of that name. {hint}")
 
 
 def _folder(path: Path) -> Dataset:

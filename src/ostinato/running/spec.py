@@ -247,7 +247,8 @@ def parse_pairs(pairs: Iterable[str]) -> dict[str, Any]:
 def parse_data(words: Iterable[str]) -> dict[str, Any]:
     """A stream's data from the command line: a data set by name, folders, and settings.
 
-    `folder:DIR` is a folder of class folders, shown as it is; several are several domains.
+    `folder:DIR` is a folder of class folders, shown as it is; several are several domains. With
+    `domains=[fog,snow]` beside it, its images are shown under these corruptions.
     `NAME` and `NAME:SPLIT` are registered data sets. Anything else is KEY=VALUE.
 
     >>> parse_data(["folder:day", "folder:night", "limit=100"])
@@ -266,7 +267,9 @@ def parse_data(words: Iterable[str]) -> dict[str, Any]:
             "domains=[...]."
         )
     if folders:
-        return merge({"dataset": "folder", "domains": folders}, given)
+        # Domains named beside folders are corruptions of what the folders hold.
+        own = {"options": {"roots": folders}} if "domains" in given else {"domains": folders}
+        return merge({"dataset": "folder", **own}, given)
     if others:
         name, colon, split = others[0].partition(":")
         found: dict[str, Any] = {"dataset": name}

@@ -31,14 +31,14 @@ def gain_by_traffic(outcomes: Sequence[Outcome], traffic: Sequence[Traffic], our
         f"{kind.title}: " + ", ".join(_said(one) for one in known if one.traffic == kind.name)
         for kind in traffic
     )
-    height = 70 + sum(26 + 24 * sum(o.traffic == k.name for o in known) for k in traffic)
+    height = 70 + sum(28 + 24 * sum(o.traffic == k.name for o in known) for k in traffic)
     with canvas(820, height) as figure:
         axes = figure.subplots()
-        place, ticks = 0.0, []
+        place, ticks = -0.2, []
+        heads = {kind.title for kind in traffic}
         for kind in traffic:
-            place += 0.9
-            axes.text(0, place, kind.title, transform=axes.get_yaxis_transform(), fontweight="bold",
-                      va="center", fontsize=11.5, color=INK)  # fmt: skip
+            place += 1.2
+            ticks.append((place, kind.title))
             for one in (o for o in known if o.traffic == kind.name):
                 place += 1
                 assert one.gain is not None
@@ -46,6 +46,8 @@ def gain_by_traffic(outcomes: Sequence[Outcome], traffic: Sequence[Traffic], our
                 ticks.append((place, one.row))
         axes.axvline(0, color=FAINT, lw=1.2, zorder=1)
         axes.set_yticks([at for at, _ in ticks], [fold(row, 26) for _, row in ticks])
+        for label in axes.get_yticklabels():  # among the rows, where no line crosses them
+            label.set_fontweight("bold" if label.get_text() in heads else "normal")
         axes.set_ylim(place + 0.8, 0.2)
         axes.set_xlabel("points gained over the source model (right is better)")
         axes.grid(axis="x")

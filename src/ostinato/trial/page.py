@@ -105,8 +105,8 @@ def _about(facts: Facts, traffic: Sequence[Traffic]) -> str:
     images = sum(kind.stream.images for kind in traffic)
     what = "own domains" if facts.request.domains else f"severity {facts.request.severity}"
     return (
-        f"{facts.request.images}: statistics from {facts.clean} images, {facts.shown} other ones "
-        f"shown a domain ({what}), {images:,} answers of each method in all."
+        f"Images from {facts.request.images}: {facts.clean} of them for statistics, {facts.shown} "
+        f"others shown in every domain ({what}). Each method gave {images:,} answers in all."
     )
 
 
