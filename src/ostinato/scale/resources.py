@@ -55,7 +55,7 @@ class Resources(Config):
         >>> Resources(gpu=0.25).places(machine), Resources(cpu=16).places(machine)
         (4, 0)
         """
-        wanted = {"CPU": self.cpu, "GPU": self.gpu, "memory": (self.memory or 0) * GIB}
+        wanted = {"CPU": self.cpu, "GPU": self.gpu, "memory": (self.memory or 0) * _GIB}
         shares = [machine.get(name, 0.0) / amount for name, amount in wanted.items() if amount]
         return math.floor(min(shares) + 1e-9)
 
@@ -77,7 +77,7 @@ class Resources(Config):
         )
         text = (
             f"There is room for {room} of {count} {what}, at {self._said()} each: no machine of "
-            f"the cluster has more than {cores:g} cores, {gpus:g} GPUs and {memory / GIB:.1f} GiB."
+            f"the cluster has more than {cores:g} cores, {gpus:g} GPUs and {memory / _GIB:.1f} GiB."
         )
         if not may_grow:
             raise ConfigError(f"{text} Ask for less with --resources.")
