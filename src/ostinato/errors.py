@@ -40,7 +40,14 @@ class InputError(OstinatoError, ValueError):
 
 
 class TargetError(OstinatoError, ValueError):
-    """No place, or no fitting place, was found in the model."""
+    """No place, or no fitting place, was found in the model.
+
+    >>> import ostinato
+    >>> from torch import nn
+    >>> ostinato.adapt(nn.Linear(3, 2), preset="paper", normalize="none")
+    Traceback (most recent call last):
+    ostinato.errors.TargetError: ...
+    """
 
 
 class StateError(OstinatoError):
@@ -75,7 +82,11 @@ class MissingResource(OstinatoError):
 
 
 class GroupError(OstinatoError, RuntimeError):
-    """Processes that answer one stream together lost one another, or disagree."""
+    """Processes that answer one stream together lost one another, or disagree.
+
+    >>> isinstance(GroupError("A process has gone."), RuntimeError)
+    True
+    """
 
 
 class UnknownName(OstinatoError, KeyError):

@@ -33,7 +33,11 @@ class ServerError(OstinatoError):
 
 
 class Unreachable(OstinatoError):
-    """There is no server at that address, or it went away."""
+    """There is no server at that address, or it went away.
+
+    >>> isinstance(Unreachable("http://127.0.0.1:9 does not answer."), OstinatoError)
+    True
+    """
 
 
 def options(url: str, key: str | None, timeout: float) -> dict[str, Any]:

@@ -55,6 +55,11 @@ class Routed:
         owners: (B,) domain whose expert answers.
         rows: (B,) the row of that expert.
         distance: (B,) squared distance to the likeliest domain, 1 is usual.
+
+    >>> import torch
+    >>> owners = torch.tensor([0, 2])
+    >>> Routed(owners, rows=torch.tensor([0, 1]), distance=torch.ones(2)).owners.tolist()
+    [0, 2]
     """
 
     owners: Tensor

@@ -18,7 +18,11 @@ except ImportError:  # Windows has no such lock; two writers there are the user'
 
 
 class Taken(ConfigError):
-    """Another process is writing to the run."""
+    """Another process is writing to the run.
+
+    >>> isinstance(Taken("Another process writes to runs/tent."), ConfigError)
+    True
+    """
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -47,7 +47,11 @@ Finish = Callable[[Method, Stream, RunFolder], None]
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C arrived; the run's folder holds everything that was done."""
+    """Ctrl-C arrived; the run's folder holds everything that was done.
+
+    >>> issubclass(Interrupted, KeyboardInterrupt)
+    True
+    """
 
 
 def run(

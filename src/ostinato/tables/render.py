@@ -54,7 +54,12 @@ class Heading(Config):
 
 
 class TableRow(Config):
-    """One row: measured here, or printed elsewhere."""
+    """One row: measured here, or printed elsewhere.
+
+    >>> row = TableRow(label="TENT", origin="measured", values=(Value(value=20.0),))
+    >>> row.values[0].value
+    20.0
+    """
 
     label: str
     origin: Literal["measured", "printed"]
@@ -64,7 +69,11 @@ class TableRow(Config):
 
 
 class ClassBlock(Config):
-    """IoU of every class for every measured row, below a segmentation table."""
+    """IoU of every class for every measured row, below a segmentation table.
+
+    >>> ClassBlock(names=("road", "sky"), rows=()).names
+    ('road', 'sky')
+    """
 
     names: tuple[str, ...]
     rows: tuple[TableRow, ...]
