@@ -172,22 +172,28 @@ def work(wanted: list[Row], given: argparse.Namespace) -> bool:
     """Run rows side by side until all are done or the time is over; whether none failed."""
     stop = time.monotonic() + given.seconds
     waiting, busy, fine = list(wanted), list[Running](), True
-    while waiting or busy:
-        while waiting and len(busy) < given.jobs:
-            busy.append(begin(waiting.pop(0), given))
-        time.sleep(0.2)
-        for running in [one for one in busy if one.process.poll() is not None]:
-            busy.remove(running)
-            fine &= end(running, given)
-        if time.monotonic() > stop:
-            for running in busy:  # each keeps a checkpoint, from which it goes on
-                running.process.send_signal(signal.SIGINT)
-            for running in busy:
-                running.process.communicate()
-            names = [row.name for row in (*(one.row for one in busy), *waiting)]
-            print(f"time is over; not done: {', '.join(names)}", flush=True)
-            return fine
+    try:
+        while (waiting or busy) and time.monotonic() < stop:
+            while waiting and len(busy) < given.jobs:
+                busy.append(begin(waiting.pop(0), given))
+            time.sleep(0.2)
+            for running in [one for one in busy if one.process.poll() is not None]:
+                busy.remove(running)
+                fine &= end(running, given)
+    finally:
+        interrupt(busy)
+    if waiting or busy:
+        names = [row.name for row in (*(one.row for one in busy), *waiting)]
+        print(f"time is over; not done: {', '.join(names)}", flush=True)
     return fine
+
+
+def interrupt(busy: list[Running]) -> None:
+    """Stop what is on its way; each row keeps a checkpoint, from which it goes on."""
+    for running in busy:
+        running.process.send_signal(signal.SIGINT)
+    for running in busy:
+        running.process.communicate()
 
 
 def table(done: dict[str, dict[str, Any]]) -> str:
@@ -235,6 +241,7 @@ def main() -> int:
         for row in chosen:
             print(f"{row.name:32}ostinato {' '.join(row.command(given))}")
         return 0
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # through `interrupt`, too
     done = known(given)
     for row in chosen:
         if row.name in done:
