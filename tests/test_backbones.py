@@ -13,7 +13,8 @@ from torch import nn
 import ostinato
 from ostinato.errors import TargetError
 from ostinato.ops.blocks import choose_blocks, find_blocks, last_stage
-from ostinato.ops.features import open_tokens, prefix_tokens
+from ostinato.ops.features import FeatureTaps, open_tokens, prefix_tokens
+from ostinato.ops.layouts import Layout
 
 kit = runpy.run_path(str(Path(__file__).with_name("_backbones.py")))
 PAGE = Path(__file__).parents[1] / "docs" / "backbones.md"
@@ -24,6 +25,12 @@ START, END = "<!-- matrix -->\n", "<!-- end of matrix -->"
 @pytest.mark.parametrize("family", kit["MECHANISMS"])
 def test_a_family_of_each_mechanism(family, question):
     getattr(kit["Case"](family), question)()
+
+
+def test_the_page_has_a_row_for_every_family():
+    rest = PAGE.read_text(encoding="utf-8").partition(START)[2].partition(END)[0]
+    rows = [line.split("|")[1].strip() for line in rest.splitlines()[2:]]
+    assert rows == list(kit["FAMILIES"])
 
 
 @pytest.mark.slow
@@ -157,11 +164,26 @@ def test_prefix_tokens_are_counted():
     assert counts == {"timm deit": 2, "timm swin": 0, "HF vit": 1}
 
 
+@pytest.mark.parametrize("family", ["timm mambaout", "torchvision maxvit"])
+def test_maps_that_blocks_turn_are_read_by_their_widths(family):
+    """Convolutions inside of blocks with features last, and attention over maps with them first."""
+    model = kit["build"](family)
+    with FeatureTaps(model) as taps, torch.no_grad():
+        model(kit["images"](2))
+    assert sorted({feature.shape[1] for feature in taps.features}) == [16, 24]
+    assert [len(feature) for feature in taps.features] == [2] * len(taps.blocks)
+
+
+def test_convolutions_whose_outputs_are_joined_keep_channels_first():
+    joined = Layout.of(nn.ModuleList([nn.Conv2d(8, 24, 1), nn.Conv2d(8, 24, 3)]))
+    assert joined.channels_first((2, 48, 24, 24))
+
+
 def test_feature_maps_come_back_in_their_layout():
     torch.manual_seed(0)
     for shape, first in (((2, 5, 3, 4), True), ((2, 3, 4, 5), False), ((2, 12, 5), False)):
         x = torch.randn(shape)
-        tokens, put_back = open_tokens(x, first)
+        tokens, put_back = open_tokens(x, Layout(first))
         assert tokens.shape == (2, 12, 5)
         assert torch.equal(put_back(tokens), x)
         channel = put_back(tokens * torch.tensor([1.0, 0, 0, 0, 0]))

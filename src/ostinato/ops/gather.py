@@ -7,8 +7,8 @@ import math
 import torch
 from torch import Tensor, nn
 
-from ostinato.ops.blocks import is_convolutional
 from ostinato.ops.features import FeatureTaps, open_tokens, prefix_tokens
+from ostinato.ops.layouts import Layout
 from ostinato.ops.losses import flatten_logits, softmax_entropy
 from ostinato.ops.moments import BlockMoments
 
@@ -23,6 +23,7 @@ class Gatherer:
     def __init__(self, vision: nn.Module) -> None:
         self.vision = vision
         self.taps = FeatureTaps(vision)
+        self._layouts = [Layout.of(block) for block in self.taps.blocks.values()]
         self.prefix = prefix_tokens(vision)
         self.images = self.rows = 0
         self._features: dict[int, list[Tensor]] = {}
@@ -32,9 +33,7 @@ class Gatherer:
     def take(self, pixels: Tensor) -> None:
         """Take in one batch of pixels."""
         hooks = [
-            block.register_forward_hook(
-                lambda module, _, out, at=index: self._add_tokens(at, out, is_convolutional(module))
-            )
+            block.register_forward_hook(lambda module, _, out, at=index: self._add_tokens(at, out))
             for index, block in enumerate(self.taps.blocks.values())
         ]
         try:
@@ -51,8 +50,8 @@ class Gatherer:
         self.images += len(pixels)
         self.rows += len(self.taps.features[0])  # a model that cuts its images up has more
 
-    def _add_tokens(self, index: int, output: object, channels_first: bool) -> None:
-        opened = open_tokens(output, channels_first)
+    def _add_tokens(self, index: int, output: object) -> None:
+        opened = open_tokens(output, self._layouts[index])
         if opened is None:
             return
         tokens = opened[0].double()
