@@ -185,13 +185,15 @@ def _tokenizer(texts, **_):
 def test_models_that_compare_with_texts_classify_and_are_adapted(kind):
     clip, names = _comparing(kind), ["cat", "dog", "owl"]
     model = ostinato.zero_shot(clip, names, tokenizer=_tokenizer).eval()
-    half = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
+    processor = getattr(transformers, f"{kind}ImageProcessor")()  # whose values are known
+    mean, std = (
+        torch.tensor(value).view(3, 1, 1) for value in (processor.image_mean, processor.image_std)
+    )
     tokens = _tokenizer([f"a photo of a {name}." for name in names])
     pixels = images(4)
     with torch.no_grad():
-        whole = clip(pixel_values=(pixels - 0.5) / 0.5, **tokens).logits_per_image
-    statistics = ostinato.collect_statistics(model, images(60), **half)
-    adapted = ostinato.adapt(model, statistics=statistics, **half)
+        whole = clip(pixel_values=(pixels - mean) / std, **tokens).logits_per_image
+    adapted = ostinato.adapt(model, statistics=ostinato.collect_statistics(model, images(60)))
     torch.testing.assert_close(adapted(pixels), whole, atol=1e-3, rtol=1e-3)
     with pytest.raises(ConfigError, match="list with one text"):
         ostinato.zero_shot(clip, "cat", tokenizer=_tokenizer)
