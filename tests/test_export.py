@@ -16,6 +16,7 @@ import transformers
 import ostinato
 from ostinato.errors import ConfigError, MissingResource, StateError
 from ostinato.exporting import input_maps
+from ostinato.hub import save_pretrained
 from ostinato.methods.ostinato.temperature import tempered
 from ostinato.ops.features import FeatureTaps
 
@@ -162,6 +163,31 @@ def test_a_pool_of_experts_goes_to_the_hub_and_back(tmp_path):
         ostinato.from_pretrained(kit["build"]("timm vit"), tmp_path / "me/pool")
     with pytest.raises(MissingResource, match="holds nothing"):
         ostinato.from_pretrained(kit["build"]("timm vit"), tmp_path)
+
+
+class Away:
+    """A Hub that nobody reaches."""
+
+    def __getattr__(self, name: str):
+        raise ConnectionError("no route")
+
+
+def test_a_hub_that_does_not_answer_says_what_else_works(tmp_path):
+    adapted = _met("timm efficientnet", "robust")
+    with pytest.raises(MissingResource, match=r"no route.*keep it in a folder"):
+        ostinato.push_to_hub(adapted, "me/pool", api=Away())
+    with pytest.raises(MissingResource, match=r"no route.*pass a folder"):
+        ostinato.from_pretrained(kit["build"]("timm efficientnet"), "me/pool", api=Away())
+
+
+def test_blocks_that_were_named_are_named_again_for_a_shared_state(tmp_path):
+    model, blocks = kit["build"]("timm vit"), ["blocks.1"]
+    statistics = ostinato.collect_statistics(model, images(60), blocks=blocks)
+    adapted = ostinato.adapt(model, statistics=statistics, blocks=blocks)
+    save_pretrained(adapted, tmp_path)
+    again = ostinato.from_pretrained(kit["build"]("timm vit"), tmp_path, blocks=blocks)
+    assert again.hooks.blocks == 1
+    assert torch.equal(again(images(4)), adapted(images(4)))
 
 
 def _comparing(kind):
