@@ -184,6 +184,10 @@ FAMILIES: dict[str, Callable[[], nn.Module]] = {
     "HF convnext": _hugging_face(
         "ConvNext", hidden_sizes=[8, 16, 24, 32], depths=[1, 1, 1, 1], num_stages=4
     ),
+    "HF resnet": _hugging_face(
+        "ResNet", embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], layer_type="basic"
+    ),
+    "HF mobilenetv2": _hugging_face("MobileNetV2", depth_multiplier=0.25, image_size=SIZE),
     "HF siglip": _hugging_face("Siglip", vision_config=_HF),
     "HF clip": _hugging_face("CLIP", vision_config=_HF),
     "HF segformer": _hugging_face(
@@ -237,7 +241,7 @@ def images(count: int, seed: int = 0, domain: int = 0) -> torch.Tensor:
     return shifted[domain].clamp(0, 1)
 
 
-_UNKNOWN = ("convnext", "dpt")
+_UNKNOWN = ("convnext", "dpt", "resnet", "mobilenet_v2")
 """Hugging Face's models whose processors alone know how images are normalised."""
 
 

@@ -145,6 +145,33 @@ def test_lists_of_parts_are_no_blocks_until_somebody_says_so():
         ostinato.adapt(model, statistics=statistics, blocks=attend, **HALF)
 
 
+class Folding(nn.Module):
+    """Two layers that see the columns of a feature map as images of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layers = [nn.TransformerEncoderLayer(8, 2, 16, batch_first=True) for _ in range(2)]
+        self.stem, self.inner = nn.Conv2d(3, 8, 8, 8), nn.ModuleList(layers)
+        self.outer, self.head = nn.Conv2d(8, 8, 1), nn.Linear(8, 5)
+
+    def forward(self, x):
+        x = self.stem(x)
+        folded = x.permute(0, 3, 2, 1).flatten(0, 1)
+        for layer in self.inner:
+            folded = layer(folded)
+        x = self.outer(x + folded.unflatten(0, (len(x), -1)).permute(0, 3, 2, 1))
+        return self.head(x.mean((2, 3)))
+
+
+def test_blocks_that_see_places_as_images_are_refused_before_anything_is_adapted():
+    model, outer = Folding().eval(), ["stem", "outer"]
+    chosen = [*outer, "inner.0"]
+    with pytest.raises(TargetError, match=r"inner.0 has several rows.*these do: stem, outer\."):
+        ostinato.collect_statistics(model, kit["images"](8), blocks=chosen, **HALF)
+    statistics = ostinato.collect_statistics(model, kit["images"](30), blocks=outer, **HALF)
+    assert statistics.describe() == "2 blocks x 8 features from 30 images"
+
+
 def test_a_dictionary_of_stages_with_a_forward_is_a_row():
     from torchvision.models import mobilenet_v3_small
     from torchvision.models._utils import IntermediateLayerGetter
