@@ -4,6 +4,8 @@
     python benchmarks/efficientnet_lite.py FOLDER OUT.safetensors
     ostinato run --model tf_efficientnet_lite0 --weights OUT.safetensors ...
 
+`--half` writes them rounded to half precision, a file of half the size.
+
 Both libraries list the same layers in the same order, so names are taken by order, and shapes are
 checked. The result is timm's `tf_efficientnet_lite0`, a BatchNorm CNN trained on ImageNet.
 """
@@ -33,7 +35,7 @@ def renamed(weights: dict[str, Tensor], wanted: dict[str, Tensor]) -> dict[str, 
     return found
 
 
-def convert(folder: Path, out: Path) -> None:
+def convert(folder: Path, out: Path, half: bool = False) -> None:
     """Read the package's checkpoint below the folder and write timm's."""
     files = sorted(folder.rglob("efficientnet-lite0-*.pth"))
     if not files:
@@ -41,7 +43,7 @@ def convert(folder: Path, out: Path) -> None:
     weights = torch.load(files[0], map_location="cpu", weights_only=True)
     model = timm.create_model(NAME)
     model.load_state_dict(renamed(weights, model.state_dict()), strict=True)
-    save_file(model.state_dict(), str(out))
+    save_file((model.half() if half else model).state_dict(), str(out))
 
 
 def main() -> None:
@@ -49,8 +51,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("out", type=Path)
+    parser.add_argument("--half", action="store_true", help="rounded to half precision")
     given = parser.parse_args()
-    convert(given.folder, given.out)
+    convert(given.folder, given.out, given.half)
 
 
 if __name__ == "__main__":

@@ -73,6 +73,7 @@ def _torchvision(kind: str) -> Callable[[], nn.Module]:
         from torchvision.models import (
             ConvNeXt,
             EfficientNet,
+            MaxVit,
             ResNet,
             SwinTransformer,
             VisionTransformer,
@@ -90,6 +91,10 @@ def _torchvision(kind: str) -> Callable[[], nn.Module]:
         if kind == "convnext":
             parts = [CNBlockConfig(16, 32, 1), CNBlockConfig(32, None, 1)]
             return ConvNeXt(parts, num_classes=CLASSES)
+        if kind == "maxvit":
+            widths = {"stem_channels": 8, "block_channels": [16, 24], "head_dim": 8}
+            size = {"input_size": (SIZE, SIZE), "partition_size": 4, "block_layers": [1, 1]}
+            return MaxVit(**widths, **size, stochastic_depth_prob=0.0, num_classes=CLASSES)
         if kind == "mobilenetv3":
             return mobilenet_v3_small(num_classes=CLASSES, width_mult=0.5)
         if kind == "efficientnet":
@@ -158,6 +163,7 @@ FAMILIES: dict[str, Callable[[], nn.Module]] = {
     "timm coatnet": _coatnet,
     "timm mlp-mixer": _mixer,
     "timm convnext": _timm("test_convnext", num_classes=CLASSES),
+    "timm mambaout": _timm("mambaout_femto", num_classes=CLASSES, depths=(1, 1), dims=(16, 24)),
     "timm resnet50": _timm("resnet50", **RESNET),
     "timm resnet50-gn": _timm("resnet50_gn", **(RESNET | {"channels": (32, 32, 64, 64)})),
     "timm mobilenetv3": _timm("mobilenetv3_small_050", num_classes=CLASSES),
@@ -165,6 +171,7 @@ FAMILIES: dict[str, Callable[[], nn.Module]] = {
     "torchvision vit": _torchvision("vit"),
     "torchvision swin": _torchvision("swin"),
     "torchvision convnext": _torchvision("convnext"),
+    "torchvision maxvit": _torchvision("maxvit"),
     "torchvision resnet": _torchvision("resnet"),
     "torchvision mobilenetv3": _torchvision("mobilenetv3"),
     "torchvision efficientnet": _torchvision("efficientnet"),
@@ -177,6 +184,10 @@ FAMILIES: dict[str, Callable[[], nn.Module]] = {
     "HF convnext": _hugging_face(
         "ConvNext", hidden_sizes=[8, 16, 24, 32], depths=[1, 1, 1, 1], num_stages=4
     ),
+    "HF resnet": _hugging_face(
+        "ResNet", embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], layer_type="basic"
+    ),
+    "HF mobilenetv2": _hugging_face("MobileNetV2", depth_multiplier=0.25, image_size=SIZE),
     "HF siglip": _hugging_face("Siglip", vision_config=_HF),
     "HF clip": _hugging_face("CLIP", vision_config=_HF),
     "HF segformer": _hugging_face(
@@ -230,7 +241,7 @@ def images(count: int, seed: int = 0, domain: int = 0) -> torch.Tensor:
     return shifted[domain].clamp(0, 1)
 
 
-_UNKNOWN = ("siglip", "clip", "convnext", "dpt", "mask2former")
+_UNKNOWN = ("convnext", "dpt", "resnet", "mobilenet_v2")
 """Hugging Face's models whose processors alone know how images are normalised."""
 
 

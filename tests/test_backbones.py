@@ -13,7 +13,8 @@ from torch import nn
 import ostinato
 from ostinato.errors import TargetError
 from ostinato.ops.blocks import choose_blocks, find_blocks, last_stage
-from ostinato.ops.features import open_tokens, prefix_tokens
+from ostinato.ops.features import FeatureTaps, open_tokens, prefix_tokens
+from ostinato.ops.layouts import Layout
 
 kit = runpy.run_path(str(Path(__file__).with_name("_backbones.py")))
 PAGE = Path(__file__).parents[1] / "docs" / "backbones.md"
@@ -24,6 +25,12 @@ START, END = "<!-- matrix -->\n", "<!-- end of matrix -->"
 @pytest.mark.parametrize("family", kit["MECHANISMS"])
 def test_a_family_of_each_mechanism(family, question):
     getattr(kit["Case"](family), question)()
+
+
+def test_the_page_has_a_row_for_every_family():
+    rest = PAGE.read_text(encoding="utf-8").partition(START)[2].partition(END)[0]
+    rows = [line.split("|")[1].strip() for line in rest.splitlines()[2:]]
+    assert rows == list(kit["FAMILIES"])
 
 
 @pytest.mark.slow
@@ -138,6 +145,33 @@ def test_lists_of_parts_are_no_blocks_until_somebody_says_so():
         ostinato.adapt(model, statistics=statistics, blocks=attend, **HALF)
 
 
+class Folding(nn.Module):
+    """Two layers that see the columns of a feature map as images of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layers = [nn.TransformerEncoderLayer(8, 2, 16, batch_first=True) for _ in range(2)]
+        self.stem, self.inner = nn.Conv2d(3, 8, 8, 8), nn.ModuleList(layers)
+        self.outer, self.head = nn.Conv2d(8, 8, 1), nn.Linear(8, 5)
+
+    def forward(self, x):
+        x = self.stem(x)
+        folded = x.permute(0, 3, 2, 1).flatten(0, 1)
+        for layer in self.inner:
+            folded = layer(folded)
+        x = self.outer(x + folded.unflatten(0, (len(x), -1)).permute(0, 3, 2, 1))
+        return self.head(x.mean((2, 3)))
+
+
+def test_blocks_that_see_places_as_images_are_refused_before_anything_is_adapted():
+    model, outer = Folding().eval(), ["stem", "outer"]
+    chosen = [*outer, "inner.0"]
+    with pytest.raises(TargetError, match=r"inner.0 has several rows.*these do: stem, outer\."):
+        ostinato.collect_statistics(model, kit["images"](8), blocks=chosen, **HALF)
+    statistics = ostinato.collect_statistics(model, kit["images"](30), blocks=outer, **HALF)
+    assert statistics.describe() == "2 blocks x 8 features from 30 images"
+
+
 def test_a_dictionary_of_stages_with_a_forward_is_a_row():
     from torchvision.models import mobilenet_v3_small
     from torchvision.models._utils import IntermediateLayerGetter
@@ -157,11 +191,26 @@ def test_prefix_tokens_are_counted():
     assert counts == {"timm deit": 2, "timm swin": 0, "HF vit": 1}
 
 
+@pytest.mark.parametrize("family", ["timm mambaout", "torchvision maxvit"])
+def test_maps_that_blocks_turn_are_read_by_their_widths(family):
+    """Convolutions inside of blocks with features last, and attention over maps with them first."""
+    model = kit["build"](family)
+    with FeatureTaps(model) as taps, torch.no_grad():
+        model(kit["images"](2))
+    assert sorted({feature.shape[1] for feature in taps.features}) == [16, 24]
+    assert [len(feature) for feature in taps.features] == [2] * len(taps.blocks)
+
+
+def test_convolutions_whose_outputs_are_joined_keep_channels_first():
+    joined = Layout.of(nn.ModuleList([nn.Conv2d(8, 24, 1), nn.Conv2d(8, 24, 3)]))
+    assert joined.channels_first((2, 48, 24, 24))
+
+
 def test_feature_maps_come_back_in_their_layout():
     torch.manual_seed(0)
     for shape, first in (((2, 5, 3, 4), True), ((2, 3, 4, 5), False), ((2, 12, 5), False)):
         x = torch.randn(shape)
-        tokens, put_back = open_tokens(x, first)
+        tokens, put_back = open_tokens(x, Layout(first))
         assert tokens.shape == (2, 12, 5)
         assert torch.equal(put_back(tokens), x)
         channel = put_back(tokens * torch.tensor([1.0, 0, 0, 0, 0]))

@@ -16,6 +16,7 @@ import transformers
 import ostinato
 from ostinato.errors import ConfigError, MissingResource, StateError
 from ostinato.exporting import input_maps
+from ostinato.hub import save_pretrained
 from ostinato.methods.ostinato.temperature import tempered
 from ostinato.ops.features import FeatureTaps
 
@@ -164,6 +165,31 @@ def test_a_pool_of_experts_goes_to_the_hub_and_back(tmp_path):
         ostinato.from_pretrained(kit["build"]("timm vit"), tmp_path)
 
 
+class Away:
+    """A Hub that nobody reaches."""
+
+    def __getattr__(self, name: str):
+        raise ConnectionError("no route")
+
+
+def test_a_hub_that_does_not_answer_says_what_else_works(tmp_path):
+    adapted = _met("timm efficientnet", "robust")
+    with pytest.raises(MissingResource, match=r"no route.*keep it in a folder"):
+        ostinato.push_to_hub(adapted, "me/pool", api=Away())
+    with pytest.raises(MissingResource, match=r"no route.*pass a folder"):
+        ostinato.from_pretrained(kit["build"]("timm efficientnet"), "me/pool", api=Away())
+
+
+def test_blocks_that_were_named_are_named_again_for_a_shared_state(tmp_path):
+    model, blocks = kit["build"]("timm vit"), ["blocks.1"]
+    statistics = ostinato.collect_statistics(model, images(60), blocks=blocks)
+    adapted = ostinato.adapt(model, statistics=statistics, blocks=blocks)
+    save_pretrained(adapted, tmp_path)
+    again = ostinato.from_pretrained(kit["build"]("timm vit"), tmp_path, blocks=blocks)
+    assert again.hooks.blocks == 1
+    assert torch.equal(again(images(4)), adapted(images(4)))
+
+
 def _comparing(kind):
     """A small model that compares images with texts."""
     small = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -185,13 +211,15 @@ def _tokenizer(texts, **_):
 def test_models_that_compare_with_texts_classify_and_are_adapted(kind):
     clip, names = _comparing(kind), ["cat", "dog", "owl"]
     model = ostinato.zero_shot(clip, names, tokenizer=_tokenizer).eval()
-    half = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
+    processor = getattr(transformers, f"{kind}ImageProcessor")()  # whose values are known
+    mean, std = (
+        torch.tensor(value).view(3, 1, 1) for value in (processor.image_mean, processor.image_std)
+    )
     tokens = _tokenizer([f"a photo of a {name}." for name in names])
     pixels = images(4)
     with torch.no_grad():
-        whole = clip(pixel_values=(pixels - 0.5) / 0.5, **tokens).logits_per_image
-    statistics = ostinato.collect_statistics(model, images(60), **half)
-    adapted = ostinato.adapt(model, statistics=statistics, **half)
+        whole = clip(pixel_values=(pixels - mean) / std, **tokens).logits_per_image
+    adapted = ostinato.adapt(model, statistics=ostinato.collect_statistics(model, images(60)))
     torch.testing.assert_close(adapted(pixels), whole, atol=1e-3, rtol=1e-3)
     with pytest.raises(ConfigError, match="list with one text"):
         ostinato.zero_shot(clip, "cat", tokenizer=_tokenizer)

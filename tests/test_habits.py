@@ -79,10 +79,13 @@ def test_statistics_from_loaders_iterators_and_data_sets():
     for form in forms:
         found = ostinato.collect_statistics(model, form, batch_size=5)
         torch.testing.assert_close(found.means[0], whole.means[0], atol=1e-5, rtol=1e-5)
+    pictures = [(Image.new("RGB", (8, 8)), 0)]
+    with pytest.raises(InputError, match=r"not Image\. Pictures become tensors by a transform"):
+        ostinato.collect_statistics(model, pictures)
     with pytest.raises(InputError, match="not int"):
         ostinato.collect_statistics(model, [3])
     with pytest.raises(InputError, match="No images among label"):
-        ostinato.collect_statistics(model, [{"label": pictures}])
+        ostinato.collect_statistics(model, [{"label": 3}])
 
 
 def test_progress_is_shown_where_asked_for(capsys):

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import json
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from ostinato.errors import MissingResource, StateError
+from ostinato.errors import MissingResource, OstinatoError, StateError
 from ostinato.methods.base import Method
 from ostinato.models import fingerprint
 from ostinato.ops.files import write_atomically
+from ostinato.text import one_line
 
 SETTINGS, STATISTICS, STATE, CARD = (
     "ostinato.json",
@@ -26,7 +29,7 @@ SETTINGS, STATISTICS, STATE, CARD = (
 )
 
 
-def _save_pretrained(adapted: Method, folder: str | Path, *, base: str = "") -> Path:
+def save_pretrained(adapted: Method, folder: str | Path, *, base: str = "") -> Path:
     """Write settings, statistics, state and a model card; `base` names the base model."""
     place = Path(folder)
     place.mkdir(parents=True, exist_ok=True)
@@ -51,7 +54,7 @@ def _save_pretrained(adapted: Method, folder: str | Path, *, base: str = "") -> 
 def push_to_hub(
     adapted: Method, repo: str, *, base: str = "", private: bool = True, api: Any = None
 ) -> str:
-    """Upload what `_save_pretrained` writes; the address of the repository.
+    """Upload what `save_pretrained` writes; the address of the repository.
 
     Args:
         adapted: what `adapt` returned.
@@ -62,25 +65,31 @@ def push_to_hub(
     """
     client = api or _client()
     with tempfile.TemporaryDirectory() as folder:
-        _save_pretrained(adapted, folder, base=base)
-        address = client.create_repo(repo, private=private, exist_ok=True)
-        client.upload_folder(repo_id=repo, folder_path=folder)
+        save_pretrained(adapted, folder, base=base)
+        with _reaching(repo, "Log in, or keep it in a folder: save_pretrained(adapted, DIR)."):
+            address = client.create_repo(repo, private=private, exist_ok=True)
+            client.upload_folder(repo_id=repo, folder_path=folder)
     return str(address)
 
 
-def from_pretrained(model: nn.Module, place: str | Path, *, api: Any = None) -> Method:
+def from_pretrained(
+    model: nn.Module, place: str | Path, *, targets: Any = None, blocks: Any = ..., api: Any = None
+) -> Method:
     """Adapt a model with shared settings and statistics, and go on from the shared state.
 
     Args:
         model: the base model that the folder was made for; another one is refused.
         place: a folder, or owner/name on the Hub.
+        targets: as for `adapt`, where the shared state was made with them.
+        blocks: likewise.
         api: as for `push_to_hub`.
     """
     from ostinato.api import adapt
 
     folder = Path(place)
     if not folder.is_dir():
-        folder = Path((api or _client()).snapshot_download(repo_id=str(place)))
+        with _reaching(place, "Check the name, or pass a folder that save_pretrained wrote."):
+            folder = Path((api or _client()).snapshot_download(repo_id=str(place)))
     about = _about(folder)
     mine = fingerprint(model)
     if about["fingerprint"] != mine:
@@ -93,6 +102,8 @@ def from_pretrained(model: nn.Module, place: str | Path, *, api: Any = None) -> 
         model,
         str(about["method"]),
         statistics=statistics if statistics.is_file() else None,
+        targets=targets,
+        blocks=blocks,
         normalize=about["normalize"],
         mean=tuple(about["mean"]),
         std=tuple(about["std"]),
@@ -138,6 +149,17 @@ def _model_card(adapted: Method, base: str = "") -> str:
         "",
     ]
     return "\n".join(lines)
+
+
+@contextmanager
+def _reaching(place: str | Path, hint: str) -> Iterator[None]:
+    """Say what to do where the Hub does not answer as it should."""
+    try:
+        yield
+    except OstinatoError:
+        raise
+    except Exception as error:  # whatever the Hub's client raises without a network or a right
+        raise MissingResource(f"The Hub failed for {place} ({one_line(error)}). {hint}") from error
 
 
 def _client() -> Any:

@@ -15,8 +15,9 @@ from torch import Tensor, nn
 
 from ostinato.experts.routed import EVERY, SCALE, Branch, Expert, Hooks, inner_targets
 from ostinato.experts.targets import Targets, has_targets
-from ostinato.ops.blocks import find_blocks, is_convolutional
+from ostinato.ops.blocks import find_blocks
 from ostinato.ops.features import open_tokens, prefix_tokens
+from ostinato.ops.layouts import FEATURES_LAST, Layout
 from ostinato.ops.moments import BlockMap
 
 _PARTS = ("scale", "down", "up", "shift", "prefix")
@@ -50,11 +51,11 @@ class _Act(nn.Module):
 class _Hook:
     """Lets an act change a module's output; an object, so that models can be copied."""
 
-    def __init__(self, act: _Act, channels_first: bool) -> None:
-        self.act, self.channels_first = act, channels_first
+    def __init__(self, act: _Act, layout: Layout) -> None:
+        self.act, self.layout = act, layout
 
     def __call__(self, module: Any, inputs: Any, output: Any) -> Any:
-        opened = open_tokens(output, self.channels_first)
+        opened = open_tokens(output, self.layout)
         assert opened is not None
         return opened[1](self.act(opened[0]))
 
@@ -83,16 +84,16 @@ def with_expert(
         mapped = bool(expert.maps) and number % EVERY == 0
         move = expert.maps[number // EVERY] if mapped else None
         branches = [group[number] for group in groups] if after_blocks else []
-        acts.append(_let_act(block, _Act(move, branches), is_convolutional(block)))
+        acts.append(_let_act(block, _Act(move, branches), Layout.of(block)))
     for number, target in enumerate(feeds):
         act = _Act(None, [group[number] for group in groups])
-        acts.append(_let_act(target.module, act, False))
+        acts.append(_let_act(target.module, act, FEATURES_LAST))
     return frozen.eval().requires_grad_(False), acts
 
 
-def _let_act(module: nn.Module, act: _Act, channels_first: bool) -> _Act:
+def _let_act(module: nn.Module, act: _Act, layout: Layout) -> _Act:
     if act.moves or act.count:
-        module.register_forward_hook(_Hook(act, channels_first))
+        module.register_forward_hook(_Hook(act, layout))
     return act
 
 
@@ -145,11 +146,11 @@ class _Routed:
 
     def __init__(self, number: int, now: _Passing, prefix: int, block: nn.Module) -> None:
         self.number, self.now, self.prefix = number, now, prefix
-        self.channels_first = is_convolutional(block)
+        self.layout = Layout.of(block)
 
     def __call__(self, module: Any, inputs: Any, output: Any) -> Any:
         maps, index, sums = self.now.maps, self.now.index, self.now.sums
-        opened = open_tokens(output, self.channels_first)
+        opened = open_tokens(output, self.layout)
         assert opened is not None
         tokens, put_back = opened
         mine = maps[self.number]

@@ -44,7 +44,7 @@ def inject(
         raise TargetError("The model holds experts already: eject(model) takes them out first.")
     found = find_targets(model, targets)
     for target in found:
-        if config.placement == "parallel" and target.channels_first:
+        if config.placement == "parallel" and target.layout.usual:
             raise TargetError(
                 f"{target.name} is a block of convolutions: experts stand after it, "
                 "placement='post'."
@@ -67,7 +67,7 @@ def inject(
             config,
             name=target.name,
             seed=seed,
-            channels_first=target.channels_first,
+            layout=target.layout,
         )
         _replace(model, target.module, branch)
         if target.entry is not None:

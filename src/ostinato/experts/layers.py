@@ -19,6 +19,7 @@ from ostinato.experts.mixture import (
     gate_spread,
     seeded,
 )
+from ostinato.ops.layouts import FEATURES_LAST, Layout
 
 __all__ = ["Assignment", "DualBranch", "ExpertConfig", "LowRankExpert", "Mixture"]
 
@@ -74,10 +75,10 @@ class DualBranch(nn.Module):
         *,
         name: str = "",
         seed: int = 0,
-        channels_first: bool = False,
+        layout: Layout = FEATURES_LAST,
     ) -> None:
         super().__init__()
-        self.base_layer, self.channels_first = base_layer, channels_first
+        self.base_layer, self.layout = base_layer, layout
         self.dim, self.config, self.name, self.seed = dim, config, name, seed
         self.training = base_layer.training
         where = next(base_layer.parameters(), torch.empty(0))
@@ -192,7 +193,7 @@ class DualBranch(nn.Module):
         output: Any = self.base_layer(*args, **kwargs)
         if self.bypass:
             return output  # type: ignore[no-any-return]
-        swapped = self.channels_first and isinstance(output, Tensor) and output.dim() == 4
+        swapped = isinstance(output, Tensor) and self.layout.channels_first(output.shape)
         last = output.movedim(1, -1) if swapped else output
         z = last if fed is None else fed
         self._check(last, z)

@@ -21,8 +21,9 @@ from torch.nn import functional as F
 
 from ostinato.errors import TargetError
 from ostinato.experts.targets import Target, Targets, find_targets, has_targets
-from ostinato.ops.blocks import find_blocks, is_convolutional
+from ostinato.ops.blocks import find_blocks
 from ostinato.ops.features import open_tokens, prefix_tokens
+from ostinato.ops.layouts import Layout
 from ostinato.ops.moments import BlockMap
 
 EVERY = 2
@@ -269,7 +270,7 @@ class Hooks:
             )
         if self.after_blocks:
             self.widths = list(zip(blocks, widths, strict=False))
-        self._channels_first = [is_convolutional(block) for block in blocks.values()]
+        self._layouts = [Layout.of(block) for block in blocks.values()]
         self._handles: list[Any] = []
         for number, block in enumerate(blocks.values()):
             self._handles.append(block.register_forward_hook(partial(self._after_block, number)))
@@ -303,7 +304,7 @@ class Hooks:
         now = self._now()
         if now is None or (number % EVERY and now.keep is None and not self.after_blocks):
             return None
-        opened = open_tokens(output, self._channels_first[number])
+        opened = open_tokens(output, self._layouts[number])
         if opened is None:
             raise TargetError(
                 f"Block {number} gives {type(output).__name__}, no (batch, tokens, features)."

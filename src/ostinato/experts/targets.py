@@ -16,7 +16,8 @@ from itertools import pairwise
 from torch import Tensor, nn
 
 from ostinato.errors import TargetError
-from ostinato.ops.blocks import Choice, choose, find_blocks, is_convolutional
+from ostinato.ops.blocks import Choice, choose, find_blocks
+from ostinato.ops.layouts import FEATURES_LAST, Layout
 
 Targets = Choice
 
@@ -37,9 +38,9 @@ class Target:
         module: the module to wrap; its output is the FFN's, before the residual.
         dim: features D of that output.
         entry: the module that takes the FFN's input, where that is another one.
-        channels_first: whether a 4-D output is (B, D, H, W).
+        layout: where a 4-D output has its features.
 
-    >>> Target("blocks.0.mlp", nn.Linear(4, 4), dim=4).channels_first
+    >>> Target("blocks.0.mlp", nn.Linear(4, 4), dim=4).layout.usual
     False
     """
 
@@ -47,7 +48,7 @@ class Target:
     module: nn.Module
     dim: int
     entry: nn.Module | None = None
-    channels_first: bool = False
+    layout: Layout = FEATURES_LAST
 
 
 def find_targets(model: nn.Module, targets: Targets = None) -> list[Target]:
@@ -157,7 +158,7 @@ class _Survey:
             return []
         widths = {name: _last_width(block) for name, block in found.items()}
         return [
-            Target(name, block, widths[name], channels_first=is_convolutional(block))
+            Target(name, block, widths[name], layout=Layout.of(block))
             for name, block in found.items()
         ]
 

@@ -25,15 +25,21 @@ Normalize = Literal["model", "none", "input"]
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 HALF = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+CLIP = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
 # Hugging Face keeps mean and std with the image processor, not with the model.
 _HF_CONVENTIONS = {
     "vit": HALF,
     "beit": HALF,
     "deit": IMAGENET,
     "dinov2": IMAGENET,
+    "dinov3_vit": IMAGENET,
     "swin": IMAGENET,
     "swinv2": IMAGENET,
     "segformer": IMAGENET,
+    "mask2former": IMAGENET,
+    "maskformer": IMAGENET,
+    "clip": CLIP,
+    "siglip": HALF,
 }
 
 _COMPARING = ("get_image_features", "encode_image")  # of CLIP-like models

@@ -68,6 +68,7 @@ def _images_of(item: Any) -> tuple[Tensor, bool]:
         what = f"shape {tuple(item.shape)}" if isinstance(item, Tensor) else type(item).__name__
         raise InputError(
             f"A loader should give images (batch, channels, height, width), alone or first in a "
-            f"pair, not {what}."
+            f"pair, not {what}. Pictures become tensors by a transform of the data set, such as "
+            "torchvision's ToTensor."
         )
     return item, processed

@@ -9,7 +9,8 @@ from typing import Any, Self
 
 from torch import Tensor, nn
 
-from ostinato.ops.blocks import find_blocks, has_class_token, is_convolutional
+from ostinato.ops.blocks import find_blocks, has_class_token
+from ostinato.ops.layouts import FEATURES_LAST, Layout
 from ostinato.ops.views import Viewed
 
 _EXTRA_TOKENS = ("register_tokens", "distillation_token", "dist_token", "reg_token")
@@ -28,7 +29,7 @@ def prefix_tokens(model: nn.Module) -> int:
 
 
 def open_tokens(
-    output: Any, channels_first: bool = False
+    output: Any, layout: Layout = FEATURES_LAST
 ) -> tuple[Tensor, Callable[[Tensor], Any]] | None:
     """A block's output as (B, N, D) tokens, and what puts changed tokens back in its place.
 
@@ -39,14 +40,14 @@ def open_tokens(
     >>> tokens, put_back = open_tokens((torch.ones(2, 3, 3, 8), "rest"))
     >>> tokens.shape, put_back(tokens + 1)[0].shape
     (torch.Size([2, 9, 8]), torch.Size([2, 3, 3, 8]))
-    >>> tokens, put_back = open_tokens(torch.ones(2, 8, 3, 5), channels_first=True)
+    >>> tokens, put_back = open_tokens(torch.ones(2, 8, 3, 5), Layout(usual=True))
     >>> tokens.shape, put_back(tokens + 1).shape
     (torch.Size([2, 15, 8]), torch.Size([2, 8, 3, 5]))
     """
     first = output[0] if isinstance(output, (tuple, list)) else output
     if not isinstance(first, Tensor) or first.ndim not in (3, 4):
         return None
-    swapped = channels_first and first.ndim == 4
+    swapped = layout.channels_first(first.shape)
     last = first.permute(0, 2, 3, 1) if swapped else first
     shape = last.shape
 
@@ -79,7 +80,7 @@ class FeatureTaps:
     def __init__(self, model: nn.Module) -> None:
         self.blocks = find_blocks(model)
         self.class_token = has_class_token(model)
-        self._first = {module: is_convolutional(module) for module in self.blocks.values()}
+        self._layouts = {module: Layout.of(module) for module in self.blocks.values()}
         self._viewed = [module for module in model.modules() if isinstance(module, Viewed)]
         self.features: list[Tensor] = []  # one (B, D) tensor per block, of the last forward
         self._handles: list[Any] = []
@@ -103,13 +104,12 @@ class FeatureTaps:
         if any(viewed.aside for viewed in self._viewed):
             return
         tokens = output[0] if isinstance(output, (tuple, list)) else output
-        first = self._first[module]
-        feature = pool_tokens(tokens, self.class_token, channels_first=first).float()
+        feature = pool_tokens(tokens, self.class_token, self._layouts[module]).float()
         pieces = math.prod(viewed.pieces for viewed in self._viewed)
         self.features.append(feature.unflatten(0, (-1, pieces)).mean(1) if pieces > 1 else feature)
 
 
-def pool_tokens(tokens: Tensor, class_token: bool, channels_first: bool = False) -> Tensor:
+def pool_tokens(tokens: Tensor, class_token: bool, layout: Layout = FEATURES_LAST) -> Tensor:
     """(B, N, D), (B, H, W, D) or, with channels first, (B, D, H, W) to (B, D).
 
     >>> import torch
@@ -118,4 +118,5 @@ def pool_tokens(tokens: Tensor, class_token: bool, channels_first: bool = False)
     """
     if tokens.ndim == 3:
         return tokens[:, 0] if class_token else tokens.mean(1)
-    return tokens.mean((2, 3)) if channels_first else tokens.flatten(1, -2).mean(1)
+    first = layout.channels_first(tokens.shape)
+    return tokens.mean((2, 3)) if first else tokens.flatten(1, -2).mean(1)

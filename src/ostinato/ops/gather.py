@@ -7,8 +7,9 @@ import math
 import torch
 from torch import Tensor, nn
 
-from ostinato.ops.blocks import is_convolutional
+from ostinato.errors import TargetError
 from ostinato.ops.features import FeatureTaps, open_tokens, prefix_tokens
+from ostinato.ops.layouts import Layout
 from ostinato.ops.losses import flatten_logits, softmax_entropy
 from ostinato.ops.moments import BlockMoments
 
@@ -23,18 +24,19 @@ class Gatherer:
     def __init__(self, vision: nn.Module) -> None:
         self.vision = vision
         self.taps = FeatureTaps(vision)
+        self._layouts = [Layout.of(block) for block in self.taps.blocks.values()]
         self.prefix = prefix_tokens(vision)
         self.images = self.rows = 0
         self._features: dict[int, list[Tensor]] = {}
         self._tokens: dict[int, list[Tensor]] = {}
         self._entropy: list[float] = []
+        self._shapes: list[tuple[int, int]] = []  # rows and tokens of each block's last output
 
     def take(self, pixels: Tensor) -> None:
         """Take in one batch of pixels."""
+        self._shapes = []
         hooks = [
-            block.register_forward_hook(
-                lambda module, _, out, at=index: self._add_tokens(at, out, is_convolutional(module))
-            )
+            block.register_forward_hook(lambda module, _, out, at=index: self._add_tokens(at, out))
             for index, block in enumerate(self.taps.blocks.values())
         ]
         try:
@@ -43,6 +45,7 @@ class Gatherer:
         finally:
             for hook in hooks:
                 hook.remove()
+        self._check_rows(len(pixels))
         for index, feature in enumerate(self.taps.features):
             value = feature.double()
             _add(self._features, index, [value.sum(0), value.square().sum(0)])
@@ -51,11 +54,30 @@ class Gatherer:
         self.images += len(pixels)
         self.rows += len(self.taps.features[0])  # a model that cuts its images up has more
 
-    def _add_tokens(self, index: int, output: object, channels_first: bool) -> None:
-        opened = open_tokens(output, channels_first)
+    def _check_rows(self, images: int) -> None:
+        """Refuse blocks that see places of an image as images: experts go with whole ones.
+
+        Where all blocks have more rows, the model cuts its images up. Where the second axis is as
+        long as the batch, that is the batch, as in decoders of queries.
+        """
+        names = [name.removeprefix("base.") for name in self.taps.blocks]  # as its owner has them
+        more = [a > images and a % images == 0 and b != images for a, b in self._shapes]
+        if all(more) or not any(more):
+            return
+        folding = [name for name, is_more in zip(names, more, strict=False) if is_more]
+        raise TargetError(
+            f"{folding[0]} has several rows for each image (its places stand in the batch), so "
+            "that no expert can go with one image. Name modules that keep one row an image, such "
+            "as those around it: blocks=[...]. Of the blocks that were found these do: "
+            f"{', '.join(n for n in names if n not in folding)}."
+        )
+
+    def _add_tokens(self, index: int, output: object) -> None:
+        opened = open_tokens(output, self._layouts[index])
         if opened is None:
             return
         tokens = opened[0].double()
+        self._shapes.append((len(tokens), tokens.shape[1]))
         body = tokens[:, self.prefix :].flatten(0, 1)
         count = torch.tensor(float(len(body)), dtype=torch.double)
         rows = torch.tensor(float(len(tokens)), dtype=torch.double)
