@@ -125,30 +125,40 @@ def _starts(test: _Test) -> Tensor:
 
 
 def _settled(test: _Test, starts: Tensor) -> list[Tensor]:
-    """(n,) masks of the groups that the starts end in."""
+    """(n,) masks of the groups that the starts end in; those at rest are not looked at again."""
     sides = (_away(test, starts) < torch.minimum(test.origin, test.others)).float()
+    at_rest: list[Tensor] = []
     for _ in range(ROUNDS):
         sides = sides[sides.sum(1) >= LEAST]
         if not len(sides):
-            return []
-        near = _left_out(_away(test, sides), sides)
-        away = test.origin
-        if not test.fixed:  # the rest has a mean of its own where it is enough, else the domain's
-            rest = test.mine * (1 - sides)
-            many = (rest.sum(1) >= test.enough)[:, None]
-            away = torch.where(many, _left_out(_away(test, rest), rest), test.origin)
-        moved = (near < torch.minimum(away, test.others)).float()
-        if torch.equal(moved, sides):
             break
-        sides = moved
-    found = [side.bool() for side in sides.unique(dim=0) if float(side.sum()) >= LEAST]
+        moved = _nearer(test, sides).float()
+        still = (moved == sides).all(1)
+        at_rest.append(sides[still])
+        sides = moved[~still]
+    ended = torch.cat([*at_rest, sides]) if at_rest else sides
+    found = [side.bool() for side in ended.unique(dim=0) if float(side.sum()) >= LEAST]
     return sorted(found, key=lambda side: -int(side.sum()))
+
+
+def _nearer(test: _Test, sides: Tensor) -> Tensor:
+    """(S, n): which images lie nearer to a group's mean than to everything else."""
+    if test.fixed:
+        return _left_out(_away(test, sides), sides) < torch.minimum(test.origin, test.others)
+    # The rest has a mean of its own where it is enough, else the domain's.
+    rest = test.mine * (1 - sides)
+    both = torch.cat([sides, rest])
+    near, far = _left_out(_away(test, both), both).split(len(sides))
+    away = torch.where((rest.sum(1) >= test.enough)[:, None], far, test.origin)
+    return near < torch.minimum(away, test.others)
 
 
 def _away(test: _Test, sides: Tensor) -> Tensor:
     """(S, n): every row's squared distance from the means of some."""
     means = sides @ test.rows / sides.sum(1, keepdim=True).clamp_min(1)
-    return test.origin - 2 * means @ test.rows.T + means.square().sum(1, keepdim=True)
+    return torch.addmm(
+        test.origin + means.square().sum(1, keepdim=True), means, test.rows.T, alpha=-2
+    )
 
 
 def _left_out(near: Tensor, sides: Tensor) -> Tensor:
