@@ -57,12 +57,13 @@ class Gatherer:
     def _check_rows(self, images: int) -> None:
         """Refuse blocks that see places of an image as images: experts go with whole ones.
 
-        Where all blocks have more rows, the model cuts its images up. Where the second axis is as
-        long as the batch, that is the batch, as in decoders of queries.
+        A model that cuts its images up has more rows in every block, so the fewest count as one an
+        image. Where the second axis is that long, it is the batch, as in decoders of queries.
         """
         names = [name.removeprefix("base.") for name in self.taps.blocks]  # as its owner has them
-        more = [a > images and a % images == 0 and b != images for a, b in self._shapes]
-        if all(more) or not any(more):
+        fewest = min((rows for rows, _ in self._shapes if rows % images == 0), default=images)
+        more = [a > fewest and a % fewest == 0 and b != fewest for a, b in self._shapes]
+        if not any(more):
             return
         folding = [name for name, is_more in zip(names, more, strict=False) if is_more]
         raise TargetError(
