@@ -148,7 +148,8 @@ def _nearer(test: _Test, sides: Tensor) -> Tensor:
     # The rest has a mean of its own where it is enough, else the domain's.
     rest = test.mine * (1 - sides)
     both = torch.cat([sides, rest])
-    near, far = _left_out(_away(test, both), both).split(len(sides))
+    off = _left_out(_away(test, both), both)
+    near, far = off[: len(sides)], off[len(sides) :]
     away = torch.where((rest.sum(1) >= test.enough)[:, None], far, test.origin)
     return near < torch.minimum(away, test.others)
 
