@@ -50,6 +50,7 @@ class Args:
         length: images of a stream.
         few: whether to try few classes and repeated images.
         hostile: batches of each hostile kind; 0 for none.
+        kinds: the hostile kinds to try.
         seed: of orders and images.
         device: where to run.
     """
@@ -64,6 +65,7 @@ class Args:
     length: int = 500
     few: bool = True
     hostile: int = 200
+    kinds: tuple[str, ...] = HOSTILE
     seed: int = 2025
     device: str = "cpu"
 
@@ -202,7 +204,7 @@ def hostile_traffic(setting: Setting) -> float:
     """Print the second table; the largest difference."""
     worst = -100.0
     print(f"\n{'hostile':30}{'Source':>8}{'clean after':>14}{'difference':>12}{'domains':>9}")
-    for kind in HOSTILE:
+    for kind in setting.args.kinds:
         ours, source, domains = after_hostile(setting, kind)
         worst = max(worst, ours - source)
         print(f"{kind:30}{source:8.1f}{ours:14.1f}{ours - source:+12.1f}{domains:9}", flush=True)
