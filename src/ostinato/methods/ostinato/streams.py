@@ -61,6 +61,8 @@ class SharedModel(VisionModel):
         self.hooks = Hooks(model, targets, [width for width, _ in blocks])
         check_fits(statistics, self.hooks.blocks, fingerprint(model))
         self.statistics = statistics.to(self.device)
+        content = statistics.content
+        self.content = None if content is None else content.to(self.device)
         self.describe = Texture()
         self.precision: Precision = chosen.precision
         self.ranks = (chosen.shared_rank, chosen.domain_rank)
@@ -271,9 +273,8 @@ class Launched:
 def prepare(model: SharedModel, questions: Sequence[Question]) -> Prepared:
     """Route every image by its own stream's version; all images have one size."""
     pixels = torch.cat([one.pixels for one in questions])
-    content = model.statistics.content
-    assert content is not None
-    placed = content.place(model.describe(three_colours(pixels)).cpu())
+    assert model.content is not None  # streams refuse statistics without it
+    placed = model.content.place(model.describe(three_colours(pixels))).cpu()
     owners: list[Expert | None] = []
     answers, places, again = list[dict[str, Any]](), list[range](), list[list[int] | None]()
     for question in questions:
