@@ -44,12 +44,39 @@ def test_one_stream_may_have_fewer_images(tmp_path: Path) -> None:
     changes = {"data": {"limit": 4, "domains": ["fog", "snow"]}}
     request = Request(methods=("source",), seeds=(1,), changes=changes, only=only, out=tmp_path)
     (row, *_) = build_table("traffic", request, QUIET).rows
-    assert row.facts["Images"] == "16 / 8 / 8 / 8 / 8 / 72 / 8 / 8 / 4"
+    assert row.facts["Images"] == "16 / 8 / 8 / 8 / 8 / 8 / 8 / 8 / 4 / 72"
+
+
+def test_one_method_may_have_fewer_images_of_one_stream() -> None:
+    only = parse_only(["Batch 1:data.limit=2", "tent:data.limit=3", "Batch 1/tent:data.limit=1"])
+    methods = ("source", "tent")
+    request = Request(methods=methods, changes={"data": {"limit": 4}}, only=only)
+    source, tent = plan_table(TABLES["traffic"], request).rows
+    limits = {
+        name: (source.specs[name].data["limit"], tent.specs[name].data["limit"])
+        for name in ("Mixed", "Batch 1")
+    }
+    assert limits == {"Mixed": (4, 3), "Batch 1": (2, 1)}
+
+
+def test_the_row_at_the_searched_rate_may_stand_alone() -> None:
+    def labels(**asked: bool) -> list[str]:
+        factors = {"tent:imagenet-c": 10.0, "sar:imagenet-c": 1.0}
+        request = Request(methods=("source", "tent", "sar"), factors=factors, **asked)
+        return [row.label for row in plan_table(TABLES["imagenet-c"], request).rows]
+
+    usual = "TENT (continual)"
+    assert labels() == ["Source", usual, f"{usual}, rate × 10", "SAR"]
+    assert labels(searched=True) == ["Source", f"{usual}, rate × 10", "SAR"]
+    with pytest.raises(ConfigError, match="pass its factors"):
+        Request(searched=True)
 
 
 def test_settings_of_nobody_are_refused() -> None:
     with pytest.raises(ConfigError, match="Did you mean 'tent'"):
         plan_table(TABLES["imagenet-c"], Request(only={"tnet": {}}))
+    with pytest.raises(ConfigError, match="Did you mean 'tent'"):
+        plan_table(TABLES["traffic"], Request(only={"Batch 1/tnet": {}}))
     for word in ("data.limit=3", "foa:data.limit", ":limit=3"):
         with pytest.raises(ConfigError, match="NAME:KEY=VALUE"):
             parse_only([word])
@@ -89,5 +116,5 @@ def test_streams_that_are_not_finished_stay_empty(tmp_path: Path) -> None:
         finished=True,
     )
     (row, *_) = build_table("traffic", asked, QUIET).rows
-    assert row.facts["Images"] == "160 / – / – / – / – / – / – / – / –"
-    assert [cell.value is None for cell in row.values] == [False] + 8 * [True]
+    assert row.facts["Images"] == "160 / – / – / – / – / – / – / – / – / –"
+    assert [cell.value is None for cell in row.values] == [False] + 9 * [True]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -22,12 +23,14 @@ from ostinato.running.job import check_spec, open_stream
 from ostinato.running.results import RunFolder
 from ostinato.running.runner import finished, run
 from ostinato.running.spec import Spec
+from ostinato.scoring.summary import Summary
 from ostinato.tables.assemble import build_table
 from ostinato.tables.plan import at_factor, plan_table, spec_of
-from ostinato.tables.request import Request
-from ostinato.tables.rows import Workers, run_rows
+from ostinato.tables.request import Request, spec_key
+from ostinato.tables.rows import run_rows
 from ostinato.tables.search import read_factors, search, write_factors
 from ostinato.tables.table import Variant
+from ostinato.tables.together import Workers, run_together
 
 QUIET = Console(quiet=True)
 WRAPPERS = ("reservoir", "cola")  # whose rates are another method's
@@ -105,7 +108,7 @@ def test_rows_that_are_done_are_shown_without_making_a_batch(
     def refuse(*_: object) -> None:
         raise AssertionError("a batch was made")
 
-    monkeypatch.setattr("ostinato.tables.rows.share", refuse)
+    monkeypatch.setattr("ostinato.tables.together.share", refuse)
     monkeypatch.setattr("ostinato.data.streams.Stream.__getitem__", refuse)
     assert build_table("imagenet-c", request(2), QUIET).rows == first.rows
 
@@ -208,3 +211,38 @@ def test_a_table_takes_the_factors_of_a_search_for_second_rows(tmp_path: Path) -
     path.write_text("[]")
     with pytest.raises(ConfigError, match="no file of factors"):
         read_factors(path)
+
+
+def test_no_row_waits_for_the_slowest_of_another_stream(tmp_path: Path) -> None:
+    """All streams and seeds are handed out at once, and each gives what it gives in turn."""
+
+    def request(jobs: int) -> Request:
+        out = tmp_path / str(jobs)
+        changes = {**TINY, "data": {"limit": 4, "domains": ["fog", "contrast"]}}
+        methods = ("source", "tent")
+        only = {"tent": {"data": {"limit": 2}}}  # which makes it another stream
+        return Request(
+            methods=methods, seeds=(1, 2), changes=changes, only=only, out=out, jobs=jobs
+        )
+
+    alone = build_table("imagenet-c", request(1), QUIET)
+    said = Console(record=True, file=io.StringIO(), width=200)
+    together = build_table("imagenet-c", request(2), said)
+    assert rows_of(tmp_path / "1") == rows_of(tmp_path / "2")
+    assert [row.values[0] for row in alone.rows] == [row.values[0] for row in together.rows]
+    assert not list((tmp_path / "2").glob(".batches*"))
+    lines = said.export_text().splitlines()
+    assert sum("of 4)" in line for line in lines) == 4
+    assert any(line.startswith("tent:imagenet-c (recurring, batch 4, seed 2)") for line in lines)
+
+
+def test_a_row_that_fails_side_by_side_comes_back_as_its_error(tmp_path: Path) -> None:
+    table = TABLES["imagenet-c"]
+    request = Request(changes={**TINY, "seeds": (1,)}, out=tmp_path)
+    good = spec_of(table, table.parts[0], Variant("s", "source"), request)
+    bad = good.replace(model="vit_tiny_patch16_224", weights="random")
+    with Workers(2) as workers:
+        found = run_together([good, bad, good], request, workers, QUIET)
+    assert isinstance(found[spec_key(bad)], ConfigError)
+    assert isinstance(found[spec_key(good)], Summary)
+    assert len(rows_of(tmp_path)) == 1  # equal specs are one run

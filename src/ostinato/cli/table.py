@@ -46,6 +46,7 @@ def table_command(
     memory: Amount = 1.0,
     jobs: Count = 1,
     factors: File = None,
+    searched: bool = False,
     engine: Where = "local",
     address: Address = None,
     resources: Asked = (),
@@ -70,6 +71,7 @@ def table_command(
         memory: GiB of made batches to keep for the rows that follow.
         jobs: rows that run side by side, each in a process of its own.
         factors: a file from 'ostinato search'; adds a row at the chosen rate to each method.
+        searched: leave each method's other row out.
         engine: local, or ray: rows as tasks of a Ray cluster (docs/scale.md).
         address: of that cluster; one of this machine alone is started unless given.
         resources: of one row there, as cpu=4 gpu=0.5 memory=16 (GiB).
@@ -91,6 +93,7 @@ def table_command(
         memory=memory,
         jobs=jobs,
         factors=None if factors is None else read_factors(factors),
+        searched=searched,
         command=spoken(),
         engine=engine_of(engine, address, resources),
     )

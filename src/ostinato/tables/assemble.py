@@ -14,9 +14,10 @@ from ostinato.tables.cells import class_block, printed_row, value, views_name, w
 from ostinato.tables.plan import Plan, PlannedRow, insists, plan_table
 from ostinato.tables.render import ClassBlock, Heading, TableResult, TableRow
 from ostinato.tables.request import Outcome, Request
-from ostinato.tables.rows import Workers, by_stream, run_ahead, run_group
+from ostinato.tables.rows import by_stream, run_ahead, run_group
 from ostinato.tables.seeds import seed_note
 from ostinato.tables.table import Measure, Table
+from ostinato.tables.together import Workers, run_together
 
 _BESIDE = "img/s: up to {} rows ran side by side on one machine; alone, each is faster."
 
@@ -50,13 +51,7 @@ def run_all(plan: Plan, console: Console) -> tuple[Found, dict[str, OstinatoErro
 
     Where only what is finished is asked for, a row needs all seeds of one part at least.
     """
-    request = plan.request
-    ahead: Mapping[str, Outcome] = {}
-    if request.engine is not None and not request.finished:
-        specs = [spec for row in plan.rows for spec in row.specs.values()]
-        ahead = run_ahead(request.engine, specs, request, console)
-    with Workers(request.jobs) as workers:
-        found, failed = _run_parts(plan, workers, console, ahead)
+    found, failed = _run_parts(plan, console, _run_ahead(plan, console))
     done = {label for label, _ in found}
     for row in plan.rows:
         if row.label not in done:
@@ -64,8 +59,21 @@ def run_all(plan: Plan, console: Console) -> tuple[Found, dict[str, OstinatoErro
     return found, failed
 
 
+def _run_ahead(plan: Plan, console: Console) -> Mapping[str, Outcome]:
+    """Every row, stream and seed at once, where an engine or several processes do it."""
+    request = plan.request
+    if request.finished:
+        return {}
+    specs = [row.specs[part.name] for part in plan.table.parts for row in plan.rows]
+    runs = [one for spec in specs for one in spec.runs()]
+    if request.engine is not None:
+        return run_ahead(request.engine, runs, request, console)
+    with Workers(request.jobs) as workers:
+        return run_together(runs, request, workers, console) if workers.jobs > 1 else {}
+
+
 def _run_parts(
-    plan: Plan, workers: Workers, console: Console, ahead: Mapping[str, Outcome]
+    plan: Plan, console: Console, ahead: Mapping[str, Outcome]
 ) -> tuple[Found, dict[str, OstinatoError]]:
     found: Found = {}
     failed: dict[str, OstinatoError] = {}
@@ -73,7 +81,7 @@ def _run_parts(
         specs = {row.label: row.specs[part.name] for row in plan.rows}
         kept = {label: spec for label, spec in specs.items() if label not in failed}
         for group in by_stream(kept):
-            made = run_group(group, plan.request, workers, console, ahead)
+            made = run_group(group, plan.request, console, ahead)
             for label, outcomes in made.items():
                 error = next((o for o in outcomes if isinstance(o, OstinatoError)), None)
                 summaries = [o for o in outcomes if isinstance(o, Summary)]

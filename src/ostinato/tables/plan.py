@@ -127,9 +127,10 @@ def _candidates(table: Table, request: Request) -> list[Variant]:
     found = []
     for label in labels:
         variant = _variant(table, label)
-        found.append(variant)
-        factor = (request.factors or {}).get(label_of(variant))
-        if factor is not None and factor != 1:  # at 1 the row above is the searched one
+        factor = (request.factors or {}).get(label_of(variant), 1.0)
+        if factor == 1 or not request.searched:
+            found.append(variant)
+        if factor != 1:  # at 1 the authors' row is the searched one
             found.append(at_factor(variant, factor))
     return found
 
@@ -184,7 +185,9 @@ def spec_of(table: Table, part: Part, variant: Variant, request: Request) -> Che
         "settings": settings,
         "cosine": variant.cosine,
     }
-    values = merge({**base, **own}, request.changes_of(part.name, variant.method, label))
+    names = (part.name, variant.method, label)
+    both = (f"{part.name}/{name}" for name in names[1:])
+    values = merge({**base, **own}, request.changes_of(*names, *both))
     if request.seeds:
         values["seeds"] = request.seeds
     spec = check(Spec.parse(values))

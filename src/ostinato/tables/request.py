@@ -49,7 +49,8 @@ class Request:
         preset: of an ablation's rows; `paper` at full scale, `source-free` at small unless given.
         seeds: in place of the paper's.
         changes: spec values on top of the table's.
-        only: further spec values, of one part or one method alone, by its name.
+        only: further spec values, of one part or one method alone, by its name, or of a method on
+            one part, by `part/name`.
         out: where runs are kept.
         again: run even what is done.
         finished: run nothing; show what is done.
@@ -57,6 +58,7 @@ class Request:
         jobs: rows that run side by side, each in a process of its own.
         factors: of learning rates, as a search chose them, by `name` or `name:preset`; each gives
             its method a second row.
+        searched: methods with a factor have the row at that rate alone.
         command: as typed, to stand in the result.
         engine: what runs the rows, in place of processes of this machine.
     """
@@ -73,12 +75,15 @@ class Request:
     memory: float = 1.0
     jobs: int = 1
     factors: Mapping[str, float] | None = None
+    searched: bool = False
     command: str = ""
     engine: Engine | None = None
 
     def __post_init__(self) -> None:
         if self.again and self.finished:
             raise ConfigError("again runs everything, finished runs nothing: leave one out.")
+        if self.searched and self.factors is None:
+            raise ConfigError("searched takes the rates of a file: pass its factors as well.")
 
     def changes_of(self, *names: str) -> dict[str, Any]:
         """Spec values on top of the table's, for a row or stream that goes by these names.
@@ -94,11 +99,14 @@ class Request:
 
     def check_names(self, table: Table) -> None:
         """Refuse settings of a part or method that the table cannot have."""
-        known = [*(part.name for part in table.parts), *METHODS.names()]
+        parts = [part.name for part in table.parts]
+        known = [*parts, *METHODS.names()]
         for name in self.only or {}:
-            if name not in known and name.partition(":")[0] not in METHODS:
+            part, slash, method = name.partition("/")
+            rest = method if slash and part in parts else name
+            if rest not in known and rest.partition(":")[0] not in METHODS:
                 raise ConfigError(
-                    f"{table.name} has no part or method {name!r}. {did_you_mean(name, known)}"
+                    f"{table.name} has no part or method {rest!r}. {did_you_mean(rest, known)}"
                 )
 
 

@@ -30,16 +30,17 @@ _PARTS = (
     _part("Alternating", "alternating"),
     _part("Correlated", "correlated"),
     _part("CDC", "cdc"),
-    _part("Gradual", "gradual"),
     _part("Batch 200", "continual", 200),
+    _part("Batch 50", "continual"),
     _part("Batch 10", "continual", 10),
     _part("Batch 1", "continual", 1),
+    _part("Gradual", "gradual"),
 )
 _NOTE = (
     "Recurring: three rounds. Mixed: every batch holds all domains. Alternating: another domain "
-    "with every batch. Correlated: sorted by class. CDC: domains change at random. Gradual: every "
-    "corruption rises from severity 1 to 5 and falls back. Batch 200, 10 and 1: each domain once. "
-    "Batches of 50 unless said."
+    "with every batch. Correlated: sorted by class. CDC: domains change at random. Batch 200, 50, "
+    "10 and 1: each domain once. Gradual: every corruption rises from severity 1 to 5 and falls "
+    "back. Batches of 50 unless said."
 )
 _TRAFFIC = Table(
     "traffic",
