@@ -59,6 +59,23 @@ def test_one_method_may_have_fewer_images_of_one_stream() -> None:
     assert limits == {"Mixed": (4, 3), "Batch 1": (2, 1)}
 
 
+def test_some_streams_of_a_table_may_be_run_and_shown(tmp_path: Path) -> None:
+    changes = {"data": {"limit": 4, "domains": ["fog", "snow"]}}
+    request = Request(
+        methods=("source",),
+        parts=("Mixed", "Batch 10"),
+        seeds=(1,),
+        changes=changes,
+        out=tmp_path,
+    )
+    result = build_table("traffic", request, QUIET)
+    assert [str(h) for h in result.headings] == ["Mixed", "Batch 10"]
+    assert [cell.value is None for cell in result.rows[0].values] == [False, False]
+    assert len(list(tmp_path.glob("*/summary.json"))) == 2
+    with pytest.raises(ConfigError, match="Did you mean 'Mixed'"):
+        build_table("traffic", Request(parts=("Mxed",)), QUIET)
+
+
 def test_the_row_at_the_searched_rate_may_stand_alone() -> None:
     def labels(**asked: bool) -> list[str]:
         factors = {"tent:imagenet-c": 10.0, "sar:imagenet-c": 1.0}

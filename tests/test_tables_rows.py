@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -21,9 +22,10 @@ from ostinato.methods.contract import resolve_config
 from ostinato.registry import METHODS, TABLES
 from ostinato.running.job import check_spec, open_stream
 from ostinato.running.results import RunFolder
-from ostinato.running.runner import finished, run
+from ostinato.running.runner import Interrupted, finished, run
 from ostinato.running.spec import Spec
 from ostinato.scoring.summary import Summary
+from ostinato.tables import together
 from ostinato.tables.assemble import build_table
 from ostinato.tables.plan import at_factor, plan_table, spec_of
 from ostinato.tables.request import Request, spec_key
@@ -246,3 +248,19 @@ def test_a_row_that_fails_side_by_side_comes_back_as_its_error(tmp_path: Path) -
     assert isinstance(found[spec_key(bad)], ConfigError)
     assert isinstance(found[spec_key(good)], Summary)
     assert len(rows_of(tmp_path)) == 1  # equal specs are one run
+
+
+def test_a_row_that_a_process_was_handed_is_not_begun_after_ctrl_c(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stopped = multiprocessing.get_context("spawn").Event()
+    stopped.set()
+    monkeypatch.setattr(together, "_told_to_stop", stopped)
+    spec = Spec.parse({"method": "source", "seeds": (1,), **TINY})
+    usual = signal.getsignal(signal.SIGINT)
+    try:
+        with pytest.raises(Interrupted):
+            together._elsewhere(spec, tmp_path, False, open_stream(spec))
+    finally:
+        signal.signal(signal.SIGINT, usual)
+    assert not list(tmp_path.iterdir())

@@ -33,6 +33,7 @@ def table_command(
     scale: Literal["small", "full"] = "small",
     methods: Names = (),
     preset: Name = None,
+    parts: Names = (),
     seeds: Seeds = (),
     root: Folder = None,
     weights: Weights = None,
@@ -58,6 +59,7 @@ def table_command(
         scale: small runs on the package's own model and images, full is the paper's setting.
         methods: name or name:preset each; all for every registered one.
         preset: of an ablation's rows (small: source-free, full: paper, unless given).
+        parts: the table's streams that are run and shown, all of them unless given.
         seeds: in place of 2025 2026 2027.
         root: the folder that holds the data sets (full scale).
         weights: the model's checkpoint (full scale).
@@ -84,6 +86,7 @@ def table_command(
         scale=scale,
         methods=methods,
         preset=preset,
+        parts=parts,
         seeds=seeds,
         changes=changes_of(root, weights, set),
         only=parse_only(only),

@@ -29,6 +29,8 @@ def build_table(name: str, request: Request, console: Console | None = None) -> 
         from ostinato.tables.parameters import parameter_rows
 
         return _result(*parameter_rows(table, request))
+    if request.parts:
+        table = table.of_parts(request.parts)
     plan = plan_table(table, request)
     found, failed = run_all(plan, console or Console(stderr=True))
     plan = plan.leave_out(failed)

@@ -47,6 +47,7 @@ class Request:
         scale: the paper's setting, or the package's own data.
         methods: `name` or `name:preset`; "all" for every registered one; empty for the usual.
         preset: of an ablation's rows; `paper` at full scale, `source-free` at small unless given.
+        parts: the table's streams to run and show; all of them unless given.
         seeds: in place of the paper's.
         changes: spec values on top of the table's.
         only: further spec values, of one part or one method alone, by its name, or of a method on
@@ -66,6 +67,7 @@ class Request:
     scale: Scale = "small"
     methods: tuple[str, ...] = ()
     preset: str | None = None
+    parts: tuple[str, ...] = ()
     seeds: tuple[int, ...] = ()
     changes: Mapping[str, Any] | None = None
     only: Mapping[str, Mapping[str, Any]] | None = None

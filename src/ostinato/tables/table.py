@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
 from ostinato.data.stand_ins import STAND_IN_NOTE
+from ostinato.errors import ConfigError, did_you_mean
 
 Scale: TypeAlias = Literal["full", "small"]
 Values: TypeAlias = Mapping[str, Any]
@@ -97,3 +98,19 @@ class Table:
     variant_presets: Mapping[Scale, str] = field(
         default_factory=lambda: {"full": "paper", "small": "source-free"}
     )
+
+    def of_parts(self, names: Sequence[str]) -> Table:
+        """The same table with some of its streams, and the columns that show them.
+
+        >>> parts = tuple(Part(name, {}, {}) for name in ("Recurring", "CDC"))
+        >>> columns = tuple(Measure(part.name, "mean", part=part.name) for part in parts)
+        >>> [column.heading for column in Table("t", "T", parts, columns).of_parts(["CDC"]).columns]
+        ['CDC']
+        """
+        known = [part.name for part in self.parts]
+        for name in names:
+            if name not in known:
+                raise ConfigError(f"{self.name} has no part {name!r}. {did_you_mean(name, known)}")
+        columns = [m for m in self.columns if (m.part or known[0]) in names]
+        parts = [part for part in self.parts if part.name in names]
+        return replace(self, parts=tuple(parts), columns=tuple(columns))

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from contextlib import ExitStack
 from dataclasses import dataclass
+from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -40,16 +41,22 @@ class Workers:
         if jobs < 1:
             raise ConfigError(f"jobs = {jobs}: at least one process has to run.")
         self.jobs = jobs
+        self._context = multiprocessing.get_context("spawn")  # a forked one cannot use a GPU
+        self._stopped = self._context.Event()
         self._pool: ProcessPoolExecutor | None = None
 
     @property
     def pool(self) -> ProcessPoolExecutor:
-        """Processes that share the cores; spawned, since a forked one cannot use a GPU."""
+        """Processes that share the cores."""
         if self._pool is None:
-            context = multiprocessing.get_context("spawn")
-            threads = max(1, (os.cpu_count() or 1) // self.jobs)
-            self._pool = ProcessPoolExecutor(self.jobs, context, _limit_threads, (threads,))
+            given = (max(1, (os.cpu_count() or 1) // self.jobs), self._stopped)
+            self._pool = ProcessPoolExecutor(self.jobs, self._context, _set_up, given)
         return self._pool
+
+    def stop(self) -> None:
+        """Wait for what is running; what a process has been handed already is not begun."""
+        self._stopped.set()
+        self.pool.shutdown(wait=True, cancel_futures=True)
 
     def spread(self, work: Callable[..., _T], tasks: list[tuple[Any, ...]]) -> list[_T]:
         """Call a function with each of the argument lists in these processes, and wait."""
@@ -97,7 +104,7 @@ def run_together(
             for future in as_completed(waiting):
                 found[spec_key(waiting[future])] = future.result()
     except KeyboardInterrupt:
-        workers.pool.shutdown(wait=True, cancel_futures=True)
+        workers.stop()
         raise Interrupted(
             f"Stopped; what was done is in {request.out}. The same command goes on from there."
         ) from None
@@ -166,14 +173,23 @@ def _elsewhere(spec: Spec, out: Path, again: bool, stream: Stream) -> Outcome:
     """A run in a process of its own, which listens to Ctrl-C while it has something to stop."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
+        if _told_to_stop is not None and _told_to_stop.is_set():
+            raise Interrupted("Not begun.")
         return run_one(spec, out, again, stream, None)
     finally:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def _limit_threads(count: int) -> None:
+_told_to_stop: Event | None = None
+"""In a process for rows: whether no further row is to begin."""
+
+
+def _set_up(threads: int, stopped: Event) -> None:
+    """What a process for rows begins with."""
     import torch
 
-    torch.set_num_threads(count)
+    global _told_to_stop
+    _told_to_stop = stopped
+    torch.set_num_threads(threads)
     # Ctrl-C reaches every process; one that waits for work has nothing to say to it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
