@@ -48,8 +48,10 @@ class Bn(Method):
             "batches; a channel with a single value keeps the source's statistics"
         ),
         norms="batch",
+        published="62.2 % mCE, the source 76.7, all severities of ImageNet-C, ResNet-50",
         measured=(
-            "has no row: it is for models with batch norm, and the tables' real model has none"
+            "beats Source on EfficientNet-Lite0 under returning corruptions: 69.7 against 79.2 % "
+            "error; has no row on the ViT-Tiny, which has no batch norm"
         ),
     )
     presets = {"imagenet-c": {"prior": 0}, "small-batch": {"prior": 16}}

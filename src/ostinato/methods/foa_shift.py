@@ -50,6 +50,7 @@ class FoaShift(Method):
         needs=frozenset({"prepared file"}),
         setting="ImageNet-C, ViT-B/16",
         differences="none known; a batch is moved by what earlier batches showed",
+        published="none of its own known here: FOA's figure is with prompts as well",
         measured=(
             "does not beat Source on a real ViT-Tiny whose corruption changes every four "
             "batches (78.6 against 78.3 % error): its mean is then mostly of the corruption "
