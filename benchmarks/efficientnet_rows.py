@@ -9,7 +9,8 @@
 Every row is one `ostinato run`, so many side by side as `--jobs` says, the ones that matter most
 first. A row that is done is told at once and kept in OUT/rows.jsonl; the same command goes on
 where it was cut off, and a row that was interrupted goes on at its last checkpoint. `--seconds`
-ends it in time for the table. `--only` takes patterns of rows: 'recurring/robust/*', '*/2025'.
+ends it in time for the table. `--only` takes patterns of rows, the first ones first:
+'recurring/robust/*', '*/2025'.
 """
 
 from __future__ import annotations
@@ -102,11 +103,17 @@ def rows() -> Iterator[Row]:
             yield Row("recurring", method, seed)
     for seed in SEEDS[:1]:
         for traffic in ("mixed", "single"):
-            for method in ("robust", "source"):
+            for method in ("robust", "forward-only", "source"):
                 yield Row(traffic, method, seed)
     for seed in SEEDS:
         for method in PEERS:
             yield Row("recurring", method, seed)
+
+
+def chosen_rows(patterns: list[str]) -> list[Row]:
+    """Those that a pattern names, in the order of the patterns."""
+    found = [row for pattern in patterns for row in rows() if fnmatch(row.name, pattern)]
+    return list(dict.fromkeys(found))
 
 
 def known(given: argparse.Namespace) -> dict[str, dict[str, Any]]:
@@ -221,7 +228,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=Path("runs/lite0"))
     parser.add_argument("--device", default="auto")
     parser.add_argument("--jobs", type=int, default=1, help="rows side by side")
-    parser.add_argument("--only", nargs="*", default=["*"], help="patterns of rows")
+    parser.add_argument("--only", nargs="*", default=["*"], help="patterns of rows, in order")
     parser.add_argument("--limit", type=int, default=1200, help="images a corruption")
     parser.add_argument("--single", type=int, default=100, help="the same, one image at a time")
     parser.add_argument("--rounds", type=int, default=3)
@@ -234,7 +241,7 @@ def parse() -> argparse.Namespace:
 def main() -> int:
     """Run what is not done yet, and write the table."""
     given = parse()
-    chosen = [row for row in rows() if any(fnmatch(row.name, p) for p in given.only)]
+    chosen = chosen_rows(given.only)
     if not chosen:
         raise SystemExit(f"No row is named so; there are {', '.join(r.name for r in rows())}.")
     if given.list:

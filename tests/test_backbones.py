@@ -92,6 +92,18 @@ def test_own_models_say_what_their_blocks_are():
         find_blocks(model)  # what was named went with the method
 
 
+def test_modules_without_weights_may_be_blocks():
+    """VGG's stages end with pooling."""
+    from torchvision.models import vgg11
+
+    blocks = [f"features.{number}" for number in (5, 10, 15)]
+    model = vgg11(num_classes=5).eval()
+    statistics = ostinato.collect_statistics(model, kit["images"](30), blocks=blocks)
+    assert statistics.describe() == "3 blocks x 128/256/512 features from 30 images"
+    adapted = ostinato.adapt(model, statistics=statistics, blocks=blocks)
+    assert adapted(kit["images"](4, 1, 2)).shape == (4, 5)
+
+
 def test_a_choice_of_blocks_is_checked():
     model = Own()
     with pytest.raises(TargetError, match="matches no module"):

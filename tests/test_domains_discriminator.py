@@ -12,6 +12,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.nn import functional as F
 
 from ostinato.domains.discriminator import (
     Discriminator,
@@ -452,22 +453,22 @@ def test_bad_descriptors_are_refused_and_change_nothing(z: Tensor, message: str)
     assert same(before, fdd.export_state())
 
 
-def test_another_image_size_is_refused_where_it_matters() -> None:
-    small, large = torch.rand(3, 3, 32, 32), torch.rand(3, 3, 40, 32)
+def test_another_image_size_is_described_in_the_first_ones() -> None:
+    small, large = torch.rand(30, 3, 32, 32), torch.rand(30, 3, 40, 32)
     fdd = make()
     feed(fdd, fdd.describe(small), image_size=(32, 32))
-    before = fdd.export_state().clone()
-    with pytest.raises(InputError, match=r"40×32, .* learnt on 32×32.* resize them to 32×32"):
-        fdd.describe(large)
-    with pytest.raises(InputError, match="resize them to 32×32"):
-        fdd.decide(Evidence(torch.zeros(3, 25), image_size=(40, 32)))
-    assert same(before, fdd.export_state())
-    fdd.reset()
+    smooth = F.interpolate(large, size=(32, 32), mode="bilinear", antialias=True)
+    assert torch.equal(fdd.describe(large), fdd.describe(smooth))
     feed(fdd, fdd.describe(large), image_size=(40, 32))
+    again = make()
+    again.import_state(fdd.export_state())
+    assert torch.equal(again.describe(large), fdd.describe(large))
+    fdd.reset()
+    assert not torch.equal(fdd.describe(large), again.describe(large))
 
     free = make(descriptor="rgb-histogram")
     feed(free, free.describe(small), image_size=(32, 32))
-    feed(free, free.describe(large), image_size=(40, 32))
+    assert torch.equal(free.describe(large), make(descriptor="rgb-histogram").describe(large))
 
 
 def test_wrong_settings_are_refused() -> None:

@@ -42,10 +42,16 @@ def finished(path: Path, correct: int) -> Path:
 
 def test_what_matters_most_comes_first(script: ModuleType) -> None:
     names = [row.name for row in script.rows()]
-    assert len(names) == len(set(names)) == 9 + 4 + 7 * 3
-    assert {name.split("/")[1] for name in names[:13]} == {"robust", "forward-only", "source"}
-    assert all(name.endswith("/2025") for name in names[9:20])
+    assert len(names) == len(set(names)) == 9 + 6 + 7 * 3
+    assert {name.split("/")[1] for name in names[:15]} == {"robust", "forward-only", "source"}
+    assert all(name.endswith("/2025") for name in names[9:22])
     assert {row.method for row in script.rows()} == set(script.ORDER)
+
+
+def test_patterns_say_the_order(script: ModuleType) -> None:
+    found = script.chosen_rows(["*/cotta/*", "mixed/forward-only/*", "*/cotta/2026"])
+    seeds = [f"recurring/cotta/{seed}" for seed in script.SEEDS]
+    assert [row.name for row in found] == [*seeds, "mixed/forward-only/2025"]
 
 
 def test_commands_name_methods_settings_and_streams_that_exist(
@@ -87,8 +93,8 @@ def test_rows_that_are_done_are_left_out_and_the_table_has_them(
     given.only = ["recurring/robust/*", "recurring/source/2025"]
     monkeypatch.setattr(script, "parse", lambda: given)
     assert script.main() == 1
-    assert begun == [f"recurring/{n}" for n in ("robust/2025", "source/2025", "robust/2026",
-                                                "robust/2027")]  # fmt: skip
+    assert begun == [f"recurring/{n}" for n in ("robust/2025", "robust/2026", "robust/2027",
+                                                "source/2025")]  # fmt: skip
     shown = capsys.readouterr().out
     assert "recurring/source/2025: failed" in shown
     assert "it broke" in shown

@@ -6,12 +6,14 @@ import copy
 import pickle
 import runpy
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
 import timm
 import torch
 from PIL import Image
+from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import ostinato
@@ -148,3 +150,35 @@ def test_a_module_that_holds_it_predicts_loaders_and_switches_modes(method):
     assert not any(module.training for module in model.modules())
     back = ostinato.unwrap(adapted)
     assert all(torch.equal(value, before[name]) for name, value in back.state_dict().items())
+
+
+@pytest.mark.parametrize("preset", ["robust", "forward-only"])
+def test_sizes_that_change_within_a_domain_make_maps_and_learn(preset):
+    """Batches of three in two sizes by turns: fewer of one size than maps are made from."""
+    adapted, sizes = _adapted(build("timm efficientnet"), preset=preset), (32, 48)
+    twin = copy.deepcopy(adapted)
+    with mock.patch("ostinato.methods.ostinato.maps.doubt", return_value=-1.0):
+        for step in range(12):
+            batch = F.interpolate(images(3, step, 2), size=sizes[step % 2])
+            answers = adapted(batch)
+            assert answers.shape == (3, 5)
+            if not step:
+                assert torch.equal(answers, twin(batch))
+    domains = adapted.bank.domains.values()
+    assert any(domain.share > 0 for domain in domains)
+    assert any(len({one.shape for one in domain.recent}) == 1 for domain in domains)
+    again = pickle.loads(pickle.dumps(adapted))
+    with adapted.frozen(), again.frozen():
+        for size in sizes:
+            batch = F.interpolate(images(4, 50, 2), size=size)
+            assert torch.equal(adapted(batch), again(batch))
+            adapted.predict(batch, source=True)
+            assert not torch.equal(adapted.last.logits, adapted.last.source_logits)
+
+
+def test_the_papers_experts_take_sizes_that_change():
+    adapted = ostinato.adapt(build("timm efficientnet"), preset="paper", lr=0.1, kappa=2.0)
+    for step, size in enumerate((32, 48, 40, 32)):
+        batch = F.interpolate(images(8, step, 2), size=size)
+        assert adapted(batch).isfinite().all()
+    assert adapted.last.updated

@@ -141,8 +141,10 @@ def test_what_is_dropped_no_longer_waits():
     assert (len(domain.recent), len(domain.arrived), domain.waiting) == (5, 5, 5)
     domain.drop_oldest(3)
     assert (len(domain.recent), len(domain.arrived), domain.waiting) == (2, 2, 2)
-    domain.add([torch.zeros(3, 4, 4)], bound=5, when=2)  # another size: the others go
-    assert (len(domain.recent), domain.arrived) == (1, [2])
+    domain.add([torch.zeros(3, 4, 4)], bound=5, when=2)  # fewer of another size are resized
+    assert ([len(one[0]) for one in domain.recent], domain.arrived) == ([2] * 3, [1, 1, 2])
+    domain.add([torch.zeros(3, 4, 4)] * 3, bound=5, when=3)  # more of them are not
+    assert ([len(one[0]) for one in domain.recent], domain.arrived) == ([4] * 5, [1, 2, 3, 3, 3])
 
 
 def test_a_kept_image_does_not_hold_its_batch(small):

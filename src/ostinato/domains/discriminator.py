@@ -6,6 +6,7 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from ostinato.domains import gaussian
 from ostinato.domains.descriptor import Descriptor
@@ -51,7 +52,7 @@ class Discriminator:
 
     `decide` changes nothing; `update` learns, and opens the domain where the decision was a new
     one. Ids are stable and never used again. Images of another size than the first have other
-    spectra (magnitudes grow with the number of pixels), so spectral descriptors refuse them.
+    spectra (magnitudes grow with the number of pixels), so spectral descriptors see them resized.
 
     >>> fdd = Discriminator(DiscriminatorConfig(descriptor="rgb-histogram"))
     >>> dark, light = torch.full((30, 3, 8, 8), 0.1), torch.full((30, 3, 8, 8), 0.9)
@@ -90,9 +91,10 @@ class Discriminator:
         return self.descriptor.needs_features
 
     def describe(self, images: Tensor, features: Tensor | None = None) -> Tensor:
-        """(B, 3, H, W) in [0, 1] to (B, d)."""
-        if images.dim() == 4:
-            self._check_size((int(images.shape[2]), int(images.shape[3])))
+        """(B, 3, H, W) in [0, 1] to (B, d); where sizes matter, in the size of the first images."""
+        size = self._size if self.descriptor.size_matters and images.dim() == 4 else None
+        if size is not None and tuple(images.shape[2:]) != size:
+            images = F.interpolate(images.float(), size=size, mode="bilinear", antialias=True)
         return self.descriptor(images, features)
 
     @torch.no_grad()
@@ -107,14 +109,14 @@ class Discriminator:
     @torch.no_grad()
     def decide(self, evidence: Evidence) -> Decision:
         """The domain of a batch. Reads only, and gives the same answer when asked again."""
-        self._check(evidence)
+        self._check_descriptors(evidence.descriptors)
         self._domains.follow(evidence.descriptors.device)
         return self._router.decide(self._domains, evidence)
 
     @torch.no_grad()
     def update(self, evidence: Evidence, decision: Decision) -> None:
         """Learn from a batch as decided; opens the domain where it is new."""
-        self._check(evidence)
+        self._check_descriptors(evidence.descriptors)
         self._domains.follow(evidence.descriptors.device)
         self._router.update(self._domains, evidence, decision)
         self._size = self._size or evidence.image_size
@@ -208,19 +210,6 @@ class Discriminator:
         self._size = tuple(about["size"]) if about.get("size") else None
 
     # -- checks ------------------------------------------------------------------------------
-
-    def _check(self, evidence: Evidence) -> None:
-        if evidence.image_size is not None:
-            self._check_size(evidence.image_size)
-        self._check_descriptors(evidence.descriptors)
-
-    def _check_size(self, size: tuple[int, int]) -> None:
-        if self.descriptor.size_matters and self._size is not None and size != self._size:
-            was, now = (f"{height}×{width}" for height, width in (self._size, size))
-            raise InputError(
-                f"The images are {now}, but the domains were learnt on {was}, and spectra of "
-                f"different sizes cannot be compared: resize them to {was}, or reset() first."
-            )
 
     def _check_descriptors(self, z: Tensor) -> None:
         known = self._domains.dimension

@@ -274,7 +274,8 @@ def _noise(pixels: Tensor, generator: torch.Generator) -> Tensor:
     """
     count, _, height, width = pixels.shape
     field = torch.randn(pixels.shape[1:], generator=generator).to(pixels.device)
-    down = torch.randint(height, (count,), generator=generator).tolist()
-    right = torch.randint(width, (count,), generator=generator).tolist()
-    fields = [field.roll((d, r), (1, 2)) for d, r in zip(down, right, strict=True)]
-    return torch.stack(fields)
+    down = torch.randint(height, (count, 1), generator=generator)
+    right = torch.randint(width, (count, 1), generator=generator)
+    rows = ((torch.arange(height) - down) % height).to(pixels.device)
+    columns = ((torch.arange(width) - right) % width).to(pixels.device)
+    return field[:, rows[:, :, None], columns[:, None, :]].transpose(0, 1)

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ostinato.errors import StateError
@@ -65,6 +66,22 @@ def renormed(x: Tensor, norm: _BatchNorm, mean: Tensor, variance: Tensor) -> Ten
     return (moved + norm.running_mean.float().view(shape)).to(x.dtype)
 
 
+def renormed_by_batch(x: Tensor, norm: _BatchNorm) -> Tensor:
+    """`renormed` by the batch's own moments in one operator, forwards and backwards.
+
+    >>> norm = nn.BatchNorm1d(1, affine=False).eval()
+    >>> x = torch.tensor([[2.0], [6.0]])
+    >>> torch.allclose(renormed_by_batch(x, norm), renormed(x, norm, *batch_moments(x)))
+    True
+    """
+    assert norm.running_mean is not None
+    assert norm.running_var is not None
+    spread = (norm.running_var.float() + norm.eps).sqrt()
+    mean = norm.running_mean.float()
+    moved = F.batch_norm(x.float(), None, None, spread, mean, training=True, eps=norm.eps)
+    return moved.to(x.dtype)
+
+
 class OtherStatistics(ABC):
     """A hook on every batch norm of a model, until it is removed.
 
@@ -80,8 +97,13 @@ class OtherStatistics(ABC):
 
     def __call__(self, norm: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
         """The hook: the input that stands for the other statistics."""
-        found = self.statistics(norm, inputs[0]) if self.on else None
-        return None if found is None else (renormed(inputs[0], norm, *found), *inputs[1:])
+        moved = self.moved(norm, inputs[0]) if self.on else None
+        return None if moved is None else (moved, *inputs[1:])
+
+    def moved(self, norm: Any, x: Tensor) -> Tensor | None:
+        """The norm's input under other statistics; None keeps it."""
+        found = self.statistics(norm, x)
+        return None if found is None else renormed(x, norm, *found)
 
     @abstractmethod
     def statistics(self, norm: Any, x: Tensor) -> tuple[Tensor, Tensor] | None:
@@ -126,6 +148,12 @@ class BatchStatistics(OtherStatistics):
             mean = torch.lerp(norm.running_mean.float(), mean, share)
             variance = torch.lerp(norm.running_var.float(), variance, share)
         return mean, variance
+
+    def moved(self, norm: Any, x: Tensor) -> Tensor | None:
+        """In one operator where the batch alone counts."""
+        if self.prior or x.numel() // x.shape[1] < 2:
+            return super().moved(norm, x)
+        return renormed_by_batch(x, norm)
 
     def __enter__(self) -> BatchStatistics:
         return self

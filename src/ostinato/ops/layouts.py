@@ -3,7 +3,8 @@
 Blocks of convolutions have channels first, others have features last; that is so nearly always.
 Some turn their maps in between, though: attention over the windows of a network whose maps have
 channels first, convolutions inside of a block whose maps have them last. Those are told by
-their widths: features are as many as some layer of the block has, and places are not.
+their widths: features are as many as some layer of the block has, and places are not. Modules
+without weights, such as pooling, have torch's own convention, channels first.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ class Layout(NamedTuple):
     False
     >>> Layout.of(nn.Linear(8, 8)).channels_first((2, 8, 5, 5))
     True
+    >>> Layout.of(nn.MaxPool2d(2)).channels_first((2, 8, 5, 5))
+    True
     """
 
     usual: bool = False
@@ -37,7 +40,7 @@ class Layout(NamedTuple):
     @classmethod
     def of(cls, block: nn.Module) -> Layout:
         """What a block's layers say."""
-        usual = is_convolutional(block)
+        usual = is_convolutional(block) or not any(True for _ in block.parameters())
         # Convolutions alone may join their outputs, and then no layer is as wide as the whole.
         if usual and not any(isinstance(module, nn.Linear) for module in block.modules()):
             return cls(usual)

@@ -221,9 +221,10 @@ class Ostinato(Counted):
         for domain in dict.fromkeys(change.owners):
             if domain != SOURCE and self._is_due(domain):
                 images = self._latest(domain, pixels, change)
-                source = None if answered is None else self._source_of(answered, images)
+                own = images.shape[1:] == pixels.shape[1:]  # else the batch's were resized
+                source = self._source_of(answered, images) if answered and own else None
                 made = self._make_maps(self.bank.domains[domain], images, classes, source)
-                self._made[domain] = made
+                self._made |= {domain: made} if own else {}
         self._republish()
         return change
 
@@ -231,8 +232,10 @@ class Ostinato(Counted):
         return self.bank.is_due(domain)
 
     def _latest(self, domain: int, pixels: Tensor, change: Change) -> Tensor:
-        """A domain's latest images, those of the batch as they came."""
+        """A domain's latest images, those of the batch as they came if they came in their size."""
         kept = self.bank.domains[domain].latest(self.config.enough)
+        if kept[-1].shape != pixels.shape[1:]:
+            return torch.stack(kept).float() / 255
         mine = zip(change.owners, change.known, strict=True)
         places = [row for row, (owner, new) in enumerate(mine) if owner == domain and new]
         fresh = pixels if len(places) == len(pixels) else pixels[places]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
+from torch.nn import functional as F
 
 from ostinato.domains.verdict import View
 from ostinato.experts.flat import FlatBranches
@@ -124,7 +125,7 @@ class Domain:
         self.images += len(images)
         self.waiting += len(images)
         self.arrived += [when] * len(images)
-        self.recent = alike(self.recent + images)
+        self.recent = alike(self.recent, images)
         self.drop_oldest(max(len(self.arrived) - min(len(self.recent), bound), 0))
 
     def drop_oldest(self, count: int) -> None:
@@ -214,17 +215,26 @@ class Version:
 PRESETS: dict[str, dict[str, Any]] = {"robust": {"learn": True}, "forward-only": {"learn": False}}
 
 
-def alike(images: list[Tensor]) -> list[Tensor]:
-    """Those at the end that have the last one's size: others do not stack with it.
+def alike(kept: list[Tensor], coming: list[Tensor]) -> list[Tensor]:
+    """All of them in one size, so that they stack: the fewer are resized to that of the others.
 
     >>> small, large = torch.zeros(3, 4, 4), torch.zeros(3, 8, 8)
-    >>> len(alike([small, large, large])), len(alike([small, large, small]))
-    (2, 1)
+    >>> {tuple(one.shape) for one in alike([small, small], [large])}
+    {(3, 4, 4)}
+    >>> {tuple(one.shape) for one in alike([small], [large])}
+    {(3, 8, 8)}
     """
-    first = len(images)
-    while first and images[first - 1].shape == images[-1].shape:
-        first -= 1
-    return images[first:]
+    if not kept or not coming or kept[-1].shape == coming[-1].shape:
+        return kept + coming
+    fewer, more = (kept, coming) if len(coming) >= len(kept) else (coming, kept)
+    changed = list(resized(torch.stack(fewer), more[-1].shape[-2:]))
+    return changed + coming if fewer is kept else kept + changed
+
+
+def resized(levels: Tensor, size: Sequence[int]) -> Tensor:
+    """Images (B, C, H, W) in another size, in the precision they have."""
+    other = F.interpolate(levels.float(), size=tuple(size), mode="bilinear", antialias=True)
+    return other if levels.is_floating_point() else other.round().clamp(0, 255).to(levels.dtype)
 
 
 def apart(images: list[Tensor]) -> list[Tensor]:

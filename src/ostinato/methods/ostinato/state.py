@@ -69,7 +69,7 @@ class DomainBank:
 
     def keep(self, images: list[Tensor]) -> None:
         """Keep the latest images, which may turn out to be a new domain's."""
-        self.latest = alike(self.latest + apart(images))[-self.config.buffer :]
+        self.latest = alike(self.latest, apart(images))[-self.config.buffer :]
 
     def is_due(self, number: int) -> bool:
         """Whether a domain has the images that its maps are to be made from next."""
@@ -149,8 +149,8 @@ class DomainBank:
         if not kept.maps and old.maps:
             kept.maps, kept.share, kept.branches = old.maps, old.share, old.branches
             kept.unsure, kept.temperature = old.unsure, old.temperature
-        kept.recent = alike(old.recent + kept.recent)
-        kept.arrived = (old.arrived + kept.arrived)[-len(kept.recent) :]
+        kept.recent = alike(old.recent, kept.recent)
+        kept.arrived = old.arrived + kept.arrived
         kept.drop_oldest(max(len(kept.recent) - self.config.buffer, 0))
 
     # State.
