@@ -144,7 +144,7 @@ def process(cases: list[Case], rank: int, world: int, folder: Path) -> None:
     torch.set_num_threads(1)
     several = world > 1 or cases[0].talk
     if several:
-        meet(cases[0].backend, rank, world, folder)
+        meet(cases, rank, world, folder)
     for case in cases:
         with trusting() if case.small else nullcontext():
             work(case, rank, world, folder)
@@ -152,11 +152,11 @@ def process(cases: list[Case], rank: int, world: int, folder: Path) -> None:
         distributed.destroy_process_group()
 
 
-def meet(backend: str, rank: int, world: int, folder: Path) -> None:
-    if backend == "nccl":
-        torch.cuda.set_device(rank)
+def meet(cases: list[Case], rank: int, world: int, folder: Path) -> None:
+    if cases[0].backend == "nccl":
+        torch.cuda.set_device(cases[0].device or rank)
     distributed.init_process_group(
-        backend,
+        cases[0].backend,
         init_method=f"file://{folder}/meet-{len(list(folder.glob('*.pt')))}",
         rank=rank,
         world_size=world,
