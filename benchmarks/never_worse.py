@@ -15,6 +15,7 @@ is 1 where it is above 1.0 (0.3 on clean images).
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -32,6 +33,8 @@ from ostinato.running.source_images import load_source, open_source
 from ostinato.running.spec import Spec
 
 CORRUPTIONS = ("gaussian_noise", "fog", "contrast")
+_SHOWN = 100
+"""Batches of hostile traffic between lines of progress."""
 HOSTILE = ("black", "constant", "noise", "identical", "style")
 
 
@@ -167,8 +170,15 @@ def hostile(kind: str, like: Tensor, batch: int, seed: int) -> Tensor:
 def after_hostile(setting: Setting, kind: str) -> tuple[float, float, int]:
     """Clean error after hostile traffic, Source's, and how many domains are kept."""
     method, size = setting.method(), setting.args.batch
-    for number in range(setting.args.hostile):
+    began, total = time.monotonic(), setting.args.hostile
+    for number in range(total):
         method(hostile(kind, setting.images, size, number).to(setting.args.device))
+        if (number + 1) % _SHOWN == 0:
+            spent = time.monotonic() - began
+            left = spent / (number + 1) * (total - number - 1) / 60
+            held = len(method.bank.domains)
+            text = f"{kind}: {number + 1} of {total} batches, {held} domains, {left:.1f} min left"
+            print(text, file=sys.stderr, flush=True)
     domains = len(method.bank.domains)
     wrong = {"ours": 0, "source": 0}
     for start in range(0, len(setting.images), size):

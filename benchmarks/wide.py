@@ -7,6 +7,8 @@ One batch in single precision and fifty in double; `--long` adds fifty in single
 model of random weights. For each precision, preset and number of processes: the largest difference
 of a logit and of a number of the state, and whether all processes hold the same state to the bit.
 The last rows go on, on 1 and more processes, from states that two processes saved half-way.
+`--worlds 1` lets one process send its messages to itself: `--backend nccl` can be tried so on a
+machine with one GPU; `--device cuda:0` has the processes of gloo share it.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from ostinato.api import adapt, collect_statistics
 from ostinato.checks.small import clean_images, small_batches, small_model
 from ostinato.data.corruptions import corrupt
 from ostinato.data.embedded import STATISTICS, asset_path, embedded_images, embedded_model
+from ostinato.ops.processes import Processes
 from ostinato.ops.statistics import SourceStatistics
 from ostinato.speed.ways import trusting
 
@@ -50,6 +53,8 @@ class Case:
         first: the batch to begin with.
         start: the state to begin with, a file.
         backend: of the processes.
+        talk: whether one process alone sends its messages too.
+        device: of all processes; "" for a GPU each with nccl, and the CPU otherwise.
     """
 
     precision: str = "float32"
@@ -59,10 +64,12 @@ class Case:
     first: int = 0
     start: str = ""
     backend: str = "gloo"
+    talk: bool = False
+    device: str = ""
 
     @property
     def name(self) -> str:
-        return f"{self.precision}-{self.preset}-{self.steps}-{self.first}"
+        return f"{self.precision}-{self.preset}-{self.steps}-{self.first}" + "-talk" * self.talk
 
     def model(self) -> nn.Module:
         return small_model() if self.small else embedded_model()
@@ -112,9 +119,10 @@ def parts(at: int, world: int) -> list[int]:
 
 def work(case: Case, rank: int, world: int, folder: Path) -> None:
     """What one of the processes does; its answers and its state go into files."""
-    device = f"cuda:{rank}" if case.backend == "nccl" else "cpu"
+    device = case.device or (f"cuda:{rank}" if case.backend == "nccl" else "cpu")
     model = case.model().to(device, getattr(torch, case.precision))
-    group = distributed.group.WORLD if world > 1 else None
+    several = world > 1 or case.talk
+    group = Processes(distributed.group.WORLD, talk=case.talk) if several else None
     settings = {"preset": case.preset, "statistics": case.statistics(model), "group": group}
     adapted: Any = adapt(model, **settings, **SETTINGS)
     if case.start:
@@ -134,20 +142,21 @@ def work(case: Case, rank: int, world: int, folder: Path) -> None:
 def process(cases: list[Case], rank: int, world: int, folder: Path) -> None:
     """All cases on one of the processes."""
     torch.set_num_threads(1)
-    if world > 1:
-        meet(cases[0].backend, rank, world, folder)
+    several = world > 1 or cases[0].talk
+    if several:
+        meet(cases, rank, world, folder)
     for case in cases:
         with trusting() if case.small else nullcontext():
             work(case, rank, world, folder)
-    if world > 1:
+    if several:
         distributed.destroy_process_group()
 
 
-def meet(backend: str, rank: int, world: int, folder: Path) -> None:
-    if backend == "nccl":
-        torch.cuda.set_device(rank)
+def meet(cases: list[Case], rank: int, world: int, folder: Path) -> None:
+    if cases[0].backend == "nccl":
+        torch.cuda.set_device(cases[0].device or rank)
     distributed.init_process_group(
-        backend,
+        cases[0].backend,
         init_method=f"file://{folder}/meet-{len(list(folder.glob('*.pt')))}",
         rank=rank,
         world_size=world,
@@ -206,7 +215,7 @@ def difference(case: Case, world: int, folder: Path, whole: Case | None = None) 
         farthest(one["answers"][-len(joined) :], joined),
         max(farthest(one["state"], each["state"]) for each in several),
         all(farthest(first, each["state"]) == 0 for each in several),
-        whole is not None or all(each["events"] == one["events"] for each in several),
+        case.first > 0 or all(each["events"] == one["events"] for each in several),
         len(one["state"][1]["bank"]["bank"]["domains"]),
         one["updates"],
     )
@@ -226,6 +235,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--long", action="store_true", help="all batches in single precision too")
     parser.add_argument("--backend", default="gloo")
+    parser.add_argument("--device", default="", help="of all processes")
     parser.add_argument("--small", action="store_true", help="a model of random weights")
     parser.add_argument("--only", default="", help="cases whose name begins so, as float64-robust")
     parser.add_argument("--cases")
@@ -239,7 +249,7 @@ def main() -> None:
         return
     also = [("float32", given.steps)] if given.long else []
     cases = [
-        Case(precision, preset, steps, given.small, backend=given.backend)
+        Case(precision, preset, steps, given.small, backend=given.backend, device=given.device)
         for precision, steps in (("float32", 1), ("float64", given.steps), *also)
         for preset in ("robust", "forward-only")
     ]
@@ -254,10 +264,12 @@ def compare(cases: list[Case], worlds: list[int]) -> None:
         folder = Path(name)
         launch(cases, 1, folder)
         for world in worlds:
-            launch(cases + half * (world == 2), world, folder)
+            there = [replace(case, talk=world == 1) for case in cases]
+            launch(there + half * (world == 2), world, folder)
         for case in cases:
             for world in worlds:
-                show(case, world, difference(case, world, folder))
+                there = replace(case, talk=world == 1)
+                show(case, world, difference(there, world, folder, replace(case, talk=False)))
         later = {
             replace(
                 whole, first=one.steps, start=str(folder / f"{one.name}-2-0.safetensors")

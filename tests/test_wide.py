@@ -6,6 +6,7 @@ import json
 import runpy
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +107,20 @@ def test_what_is_wrong_on_one_process_is_refused_by_all(two: Path) -> None:
     assert first["copies"] == [2, 1]
     assert lost.startswith("GroupError: Process 0 of 2 had no answer from the others")
     assert "load the last saved state" in lost
+
+
+@pytest.mark.parametrize("case", worker["CASES"][:2], ids=lambda case: case.name)
+def test_a_process_that_talks_to_itself_answers_as_one_that_does_not(
+    two: Path, case: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[Any] = []
+    plain = Processes._do
+    monkeypatch.setattr(Processes, "_do", lambda *given: (sent.append(given[1]), plain(*given)))
+    with trusting():
+        bench["process"]([replace(case, talk=True)], 0, 1, two)
+    assert {torch.distributed.all_gather, torch.distributed.all_reduce} == set(sent)
+    found = bench["difference"](replace(case, talk=True), 1, two, case)
+    assert (found.logits, found.state, found.same_events) == (0, 0, True)
 
 
 def test_rows_are_shared_evenly_and_a_stand_in_is_dropped() -> None:

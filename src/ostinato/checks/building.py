@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ostinato.api import adapt, collect_statistics, prepare
 from ostinato.checks.small import CLASSES, clean_images, example_model, small_batches
+from ostinato.errors import StateError
 from ostinato.methods.base import Method
 from ostinato.methods.contract import resolve_config
 from ostinato.ops.snapshot import State
@@ -87,7 +88,31 @@ def taken_back(method: Method) -> str | None:
         return "requires_grad flags differ"
     if any(_hooks(module) for module in back.modules()):
         return "hooks are left on the model"
+    if (answered := _still_answers(method)) is not None:
+        return f"{answered} is not refused once the model is its owner's again"
+    if not all(torch.equal(expected[key], value) for key, value in back.state_dict().items()):
+        return "what is called after unwrap writes into the model"
     return None if type(back) is type(source) else "it is another class"
+
+
+def _still_answers(method: Method) -> str | None:
+    """What a method that was taken out of its model does not refuse, if anything."""
+    batch = small_batches(1)[0]
+    calls: dict[str, Callable[[], Any]] = {
+        "a call": lambda: method(batch),
+        "predict": lambda: method.predict(batch),
+        "learn": method.learn,
+        "reset": method.reset,
+        "export_state": method.export_state,
+        "to": lambda: method.to(torch.float64),
+    }
+    for name, call in calls.items():
+        try:
+            call()
+        except StateError:
+            continue
+        return name
+    return None
 
 
 def _hooks(module: nn.Module) -> int:

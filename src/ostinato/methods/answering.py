@@ -73,6 +73,8 @@ class Answering:
             self, images: Tensor, classes: Tensor | None, oracle: Any, what: str = "step"
         ) -> Input: ...
         def _refuse_detached(self) -> None: ...
+        @contextmanager
+        def _at_work(self) -> Iterator[None]: ...
 
     @eagerly
     def forward(
@@ -157,7 +159,7 @@ class Answering:
 
     def respond(self, batch: Input) -> StepOutput:
         """The answer of `predict`: a forward of the model as it is now."""
-        with self._lock:
+        with self._at_work():
             try:
                 with self.autocast():
                     logits = self.preview(batch)
@@ -171,7 +173,7 @@ class Answering:
 
     def source_logits(self, batch: Input) -> Tensor:
         """What the source model says to a batch."""
-        with self._lock, self.autocast():
+        with self._at_work(), self.autocast():
             before = self._to_source()
             try:
                 return self.logits(batch).detach().float()

@@ -248,10 +248,9 @@ class Method(Answering, Persistent, Moving, Sharing, nn.Module):
         oracle: str | tuple[str, ...] | None = None,
     ) -> StepOutput:
         """One batch; `oracle` (a true domain name) only for methods that declare that need."""
-        self._refuse_detached()
         started = time.perf_counter()
         exactness = products(self.config.precision)
-        with self._lock, torch.inference_mode(False), torch.enable_grad(), exactness:
+        with self._at_work(), torch.inference_mode(False), torch.enable_grad(), exactness:
             batch = self._receive(images, classes, oracle)
             self.inspect(batch)
             self.events = []

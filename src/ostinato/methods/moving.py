@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any, ClassVar, NoReturn, Self
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self
 
 import torch
 from torch import Tensor
@@ -34,6 +34,10 @@ class Moving:
     follows: ClassVar[bool] = False
     """Whether it can go with its model to another device or precision."""
 
+    if TYPE_CHECKING:  # what `Persistent` brings
+
+        def _refuse_detached(self) -> None: ...
+
     def __getstate__(self) -> dict[str, Any]:
         # A copy has a model of its own, and nothing is around that one.
         return {k: v for k, v in self.__dict__.items() if k != "_lock"} | {"around": None}
@@ -47,6 +51,7 @@ class Moving:
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Move the model first, then what stands beside it."""
+        self._refuse_detached()  # the model is its owner's again
         probe = torch.empty(0, device=self.model.device, dtype=self.model.dtype)
         changed = fn(probe)
         if (changed.device, changed.dtype) != (probe.device, probe.dtype) and not self.follows:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -48,6 +50,13 @@ class Persistent:
                 "This method was taken out of its model by unwrap; adapt the model again."
             )
 
+    @contextmanager
+    def _at_work(self) -> Iterator[None]:
+        """Nobody else changes anything meanwhile; refused where unwrap came first."""
+        with self._lock:
+            self._refuse_detached()
+            yield
+
     def track(self, name: str, thing: _S) -> _S:
         """Declare something that changes: reset, save and load then include it."""
         self._tracked[name] = thing
@@ -55,6 +64,7 @@ class Persistent:
 
     def export_state(self) -> State:
         """Everything that changes while adapting."""
+        self._refuse_detached()  # what the model holds now is the source's
         return State.join({name: thing.export_state() for name, thing in self._tracked.items()})
 
     def expected(self, state: State) -> Expected:
@@ -63,8 +73,7 @@ class Persistent:
 
     def import_state(self, state: State) -> None:
         """Become what `export_state` described, or stay as it was and raise."""
-        self._refuse_detached()
-        with self._lock:
+        with self._at_work():
             check_state(self, state)
             before = self.export_state().clone()
             try:
@@ -84,8 +93,7 @@ class Persistent:
 
     def reset(self) -> None:
         """Forget everything learned: exactly the state after `adapt`."""
-        self._refuse_detached()
-        with self._lock:
+        with self._at_work():
             self._import(self._initial)
             self.last = None
 
@@ -99,7 +107,7 @@ class Persistent:
                 the same and gathers new images first.
         """
         parts = {}
-        with self._lock:  # what is exported may be what the next batch writes into
+        with self._at_work():  # what is exported may be what the next batch writes into
             for name, thing in self._tracked.items():
                 state = thing.export_state()
                 without = getattr(thing, "without_buffers", None)

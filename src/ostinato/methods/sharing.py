@@ -75,7 +75,7 @@ def check_sharing(
 
     Statistics that every process collects for itself may differ in their last digits.
     """
-    if processes.size == 1:
+    if processes.alone:
         return resources
     if not kind.wide:
         able = ", ".join(name for name in METHODS.names() if METHODS[name].wide)
@@ -108,7 +108,7 @@ def _shapes(value: Any) -> str:
 
 def share_work(adapted: Method, processes: Processes) -> None:
     """Let a method work with the other processes; where it cannot, it is taken out again."""
-    if processes.size > 1 and adapted._norms is not None:
+    if not processes.alone and adapted._norms is not None:
         adapted.detach()
         raise ConfigError(
             f"{adapted.name} lets this model's batch norms see a batch's own statistics, and every "

@@ -163,8 +163,8 @@ class VisionModel(nn.Module):
 
     def knows(self, images: Tensor) -> bool:
         """Whether images of this size were taken before."""
-        size = tuple(getattr(images, "shape", ()))[-2:]
-        return size in self._taken
+        plain = isinstance(images, Tensor) and not images.is_nested
+        return plain and tuple(images.shape[-2:]) in self._taken
 
     def _sized(self, pixels: Tensor) -> Tensor:
         """Refuse a size that the model cannot take: one image of each new size is tried first."""

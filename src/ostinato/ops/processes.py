@@ -33,6 +33,8 @@ class Processes:
         group: a process group of `torch.distributed`; None stands for this process alone.
         given: whether every process is given its own "part" of a batch, in the order of ranks, or
             the "whole" batch, the same one everywhere.
+        talk: whether a group of one process sends its messages too, to itself: that tries a backend
+            on a machine with one device.
 
     Attributes:
         size: how many they are.
@@ -43,7 +45,7 @@ class Processes:
     (1, [0, 1, 2], None)
     """
 
-    def __init__(self, group: Any = None, *, given: Given = "part") -> None:
+    def __init__(self, group: Any = None, *, given: Given = "part", talk: bool = False) -> None:
         if group is not None and not isinstance(group, dist.ProcessGroup):
             raise ConfigError(
                 f"group is a process group of torch.distributed, not {type(group).__name__}: pass "
@@ -52,10 +54,16 @@ class Processes:
         self.group, self.given = group, given
         self.size = 1 if group is None else dist.get_world_size(group)
         self.rank = 0 if group is None else dist.get_rank(group)
+        self._talk = talk and group is not None
         self._lost: str | None = None
         self._device = torch.device("cpu")
         if group is not None and dist.get_backend(group) == "nccl":
             self._device = torch.device("cuda", torch.cuda.current_device())
+
+    @property
+    def alone(self) -> bool:
+        """Whether there is nobody to send anything to."""
+        return self.size == 1 and not self._talk
 
     @classmethod
     def of(cls, group: Any) -> Processes:
@@ -76,7 +84,7 @@ class Processes:
 
     def share(self, rows: Tensor) -> Tensor:
         """The rows that this process takes; the first one stands in where it has none."""
-        if self.size == 1:
+        if self.alone:
             return rows
         counts = self.counts(len(rows))
         start = sum(counts[: self.rank])
@@ -91,7 +99,7 @@ class Processes:
 
         A model that cuts its images up has several rows for each.
         """
-        if self.size == 1:
+        if self.alone:
             return found
         return found[: self.counts(total)[self.rank] * (len(found) // self.taken(total))]
 
@@ -104,7 +112,7 @@ class Processes:
         over all (see `average`) is then the whole gradient, also of terms of a loss that every
         process has in full.
         """
-        if self.size == 1:
+        if self.alone:
             return found
         mine, pieces = self.own(found, total), len(found) // self.taken(total)
         parts = self._exchange(mine.detach(), [pieces * count for count in self.counts(total)])
@@ -116,7 +124,7 @@ class Processes:
 
     def total(self, found: Tensor) -> Tensor:
         """The sum of what all found."""
-        if self.size == 1:
+        if self.alone:
             return found
         summed = found.detach().to(self._device, copy=True).contiguous()
         self._do(dist.all_reduce, summed)
@@ -124,7 +132,7 @@ class Processes:
 
     def average(self, grads: Sequence[Tensor]) -> list[Tensor]:
         """The mean over all processes of some gradients of one kind, in one message."""
-        if self.size == 1 or not grads:
+        if self.alone or not grads:
             return list(grads)
         flat = self.total(torch.cat([grad.flatten() for grad in grads])) / self.size
         parts = flat.split([grad.numel() for grad in grads])
@@ -132,7 +140,7 @@ class Processes:
 
     def average_gradients(self, parameters: Sequence[Tensor]) -> None:
         """Let every parameter's gradient be the mean over all processes."""
-        if self.size == 1:
+        if self.alone:
             return
         with_any = [one for one in parameters if one.grad is not None]  # the same ones everywhere
         for kind in dict.fromkeys(one.dtype for one in with_any):
@@ -165,7 +173,7 @@ class Processes:
 
         The others' have to have the same shapes.
         """
-        if self.size == 1:
+        if self.alone:
             return value
         if isinstance(value, Tensor):
             flat = value.reshape(-1)
@@ -184,7 +192,7 @@ class Processes:
 
     def check_same(self, **facts: str) -> None:
         """Refuse to begin where processes were given different things; names what differs."""
-        if self.size == 1:
+        if self.alone:
             return
         for name, fact in facts.items():
             said = self.texts(fact)
@@ -205,7 +213,7 @@ class Processes:
             images: (B, 3, H, W) of this process; B may be 0 where others have some.
             standing: says what has to be the same everywhere before a batch.
         """
-        if self.size == 1:
+        if self.alone:
             return images, None
         heads = self._heads(images, standing())
         self._check_heads(heads)
@@ -218,7 +226,7 @@ class Processes:
 
     def agree(self, standing: Callable[[], str]) -> None:
         """Make sure that all are about to do the same, where no batch comes with it."""
-        if self.size > 1:
+        if not self.alone:
             self._check_marks(self._heads(None, standing()))
 
     def _heads(self, images: Any, standing: str) -> Tensor:
@@ -254,13 +262,13 @@ class Processes:
         try:
             yield
         except BaseException as error:
-            if self.size > 1 and self._lost is None:
+            if not self.alone and self._lost is None:
                 self._lost = f"This process failed in an earlier batch ({error}). {_AGAIN}"
             raise
 
     def _exchange(self, rows: Tensor, sizes: Sequence[int]) -> list[Tensor]:
         """Everybody's rows, of which there are so many each; bytes travel, of any precision."""
-        if self.size == 1:
+        if self.alone:
             return [rows]
         shape = rows.shape[1:]
         width = rows.element_size() * math.prod(shape)

@@ -108,7 +108,7 @@ class _WideStream:
 
 def widened(job: Job, processes: Processes) -> Job:
     """The job, with batches that all processes make together."""
-    if processes.size == 1:
+    if processes.alone:
         return job
     return replace(job, stream=cast(Stream, _WideStream(job.stream, processes)))
 
@@ -129,13 +129,13 @@ class Leader:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         # Within a run the others are in the middle of a batch, and would take it for an answer.
-        if self.processes.size > 1 and not self._running:
+        if not self.processes.alone and not self._running:
             self.processes.told("")
 
     def begin(self, job: Job) -> None:
         """A run begins."""
         self._running = True
-        if self.processes.size > 1:
+        if not self.processes.alone:
             self.processes.told(json.dumps(job.spec.stored()))
 
     def end(self) -> None:
@@ -145,7 +145,7 @@ class Leader:
 
 def same_start(processes: Processes, start: ResumePoint | None = None) -> ResumePoint:
     """Where the first process goes on, and from which state, on all of them."""
-    if processes.size == 1:
+    if processes.alone:
         assert start is not None
         return start
     said, tensors = "", b""

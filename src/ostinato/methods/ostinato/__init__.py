@@ -340,7 +340,7 @@ class Ostinato(Counted):
         moved, exactness = False, products(self.config.precision)
         self.processes.agree(lambda: f"learn {self.standing()}")
         alike = self.processes.together()
-        with self._lock, torch.inference_mode(False), torch.enable_grad(), exactness, alike:
+        with self._at_work(), torch.inference_mode(False), torch.enable_grad(), exactness, alike:
             for _ in range(len(self.queue)):  # what comes meanwhile is the next call's
                 if not self.queue:
                     break  # a reset on the way

@@ -121,7 +121,7 @@ class Answers(Learner):
             warnings.warn(f"This model is answered without {what}: {why}", stacklevel=2)
 
     def _may_capture(self) -> bool:
-        gpu = self.model.device.type == "cuda" and self.processes.size == 1
+        gpu = self.model.device.type == "cuda" and self.processes.alone
         # Input that came normalised goes to the model as it came, in a tensor of its own.
         plain = not self.config.compile or self.model.normalize == "input"
         return gpu and not plain and self._whole
