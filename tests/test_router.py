@@ -374,3 +374,46 @@ def test_damaged_states_are_refused_and_change_nothing(router, damage):
     after = router.export_state()
     assert after.values == before.values
     assert all(torch.equal(t, after.tensors[name]) for name, t in before.tensors.items())
+
+
+# When domains are tested for two.
+
+
+def test_two_large_groups_may_lie_nearer_in_mixed_traffic_or_one_after_the_other():
+    gap = torch.zeros(16).double()
+    gap[0] = 5.0  # less than is asked of groups that come at the same time
+    first, second = gaussian(60, 1), gaussian(60, 2) + gap
+    mixed = torch.stack([first, second], 1).flatten(0, 1)
+    centre = mixed.mean(0)
+    assert split_off(mixed, centre, 20, 5.5) is None
+    found = split_off(mixed, centre, 20, 5.5, alone=0.0)
+    assert found is not None
+    assert set((found % 2).tolist()) in ({0}, {1})
+    assert split_off(torch.cat([first, second]), centre, 20, 5.5) is not None
+
+
+@pytest.mark.parametrize("alone", [0.0, 1.0])
+@pytest.mark.parametrize("seed", range(5))
+def test_one_large_group_is_one_in_any_traffic(seed, alone):
+    assert split_off(gaussian(200, seed), torch.zeros(16).double(), 20, 5.5, alone=alone) is None
+
+
+def test_an_old_domain_is_tested_seldom_until_its_images_move(router, monkeypatch):
+    tested: list[int] = []
+    split = Router._split
+
+    def counted(self: Router, domain: int) -> tuple[Tensor, Tensor | None]:
+        tested.append(domain)
+        return split(self, domain)
+
+    monkeypatch.setattr(Router, "_split", counted)
+    for seed in range(40):
+        router.observe(correlated(10, seed=100 + seed) + shift(1))
+    assert router.domains == (1,)
+    tested.clear()
+    for seed in range(12):  # 400 images are known: every fiftieth is enough
+        router.observe(correlated(10, seed=200 + seed) + shift(1))
+    assert 1 <= len(tested) <= 4
+    tested.clear()
+    router.observe(correlated(10, seed=300) + shift(1) + 0.7 * shift(2))
+    assert tested, "images that moved are looked at once"

@@ -18,8 +18,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ostinato.domains.merging import likest, nearest
 from ostinato.domains.routing_state import NAMES, expected_routing, read_routing
-from ostinato.domains.splitting import LATEST, LEAST, between, fresh, split_off, squared
+from ostinato.domains.splitting import LATEST, between, fresh, split_off, squared
 from ostinato.domains.verdict import FAR, SOURCE, Change, View, blended
 from ostinato.ops.expect import Expected
 from ostinato.ops.snapshot import State
@@ -38,6 +39,10 @@ KNOWN = 0.4
 """Share of `apart` below which a new group is a domain that there is."""
 NEAR, SEEN = 4.0, 128
 """Domains beyond so many times `apart` are not compared, those nearer by so many images each."""
+TEST, SELDOM, GROWTH = 8, 128, 8.0
+"""A domain is tested for two after so many images: at first, at most, and as a part of its own."""
+MOVED = 3.0
+"""Squared distance of its latest images' mean, chance taken off, beyond which the first will do."""
 AGAIN = 512
 """Latest images among which one that comes again is known."""
 
@@ -82,6 +87,7 @@ class Router:
         self.counts = torch.tensor([float(self.content.images)], dtype=torch.double)
         self.mix = torch.ones(1, dtype=torch.double)
         self.spreads = torch.ones(1, dtype=torch.double)
+        self.untested = torch.zeros(1, dtype=torch.double)
         self.recent = torch.zeros(0, width)  # many, and exact enough
         self.owner = torch.zeros(0, dtype=torch.long)
         self.unrenewed = 0
@@ -136,7 +142,7 @@ class Router:
         self._view = None
         start = len(self.recent)
         self._add(placed[new], verdict.ids[new])
-        founded = self._found(verdict.ids[new].unique().tolist())
+        founded = self._found(self._due(placed[new], verdict.ids[new]))
         self.unrenewed += int(new.sum())
         merged: list[tuple[int, int]] = []
         if self.unrenewed >= RENEW and len(self.ids) > 1:
@@ -162,6 +168,24 @@ class Router:
                 row = self.ids.index(domain)
                 self.sums[row] += placed[ids == domain].sum(0)
                 self.counts[row] += int((ids == domain).sum())
+
+    def _due(self, placed: Tensor, ids: Tensor) -> list[int]:
+        """Domains to be tested for two: those that moved, and those with enough new images.
+
+        Every test may find by chance what is not there, and takes time, so an old domain whose
+        images are as ever is tested seldom.
+        """
+        view, due = self.view(), []
+        for domain in ids.unique().tolist():
+            row, rows = self.ids.index(domain), placed[ids == domain]
+            self.untested[row] += len(rows)
+            chance = len(view.means[row]) * float(view.spreads[row]) / len(rows)
+            moved = float((rows.mean(0) - view.means[row]).square().sum()) - chance > MOVED
+            old = 0.0 if moved or domain == SOURCE else float(self.counts[row]) / GROWTH
+            if self.untested[row] >= min(max(TEST, old), SELDOM):
+                self.untested[row] = 0
+                due.append(domain)
+        return due
 
     def _found(self, candidates: Sequence[int]) -> dict[int, int]:
         founded: dict[int, int] = {}
@@ -200,7 +224,13 @@ class Router:
             fixed=domain == SOURCE,
             mine=mine[chosen],
             others=others.amin(1),
+            alone=self._alone(mine),
         )
+
+    def _alone(self, mine: Tensor) -> float:
+        """Share of a domain's recent images that another one of it followed: 1 in blocks."""
+        followers = mine[1:][mine[:-1]]
+        return float(followers.float().mean()) if len(followers) else 1.0
 
     def _is_known(self, group: Tensor, domain: int) -> bool:
         """Whether a group split off a domain lies by another one: they would merge at once."""
@@ -223,6 +253,7 @@ class Router:
             self.counts = torch.cat([self.counts, self.counts.new_zeros(1)])
             self.mix = torch.cat([self.mix, self.mix.new_zeros(1)])
             self.spreads = torch.cat([self.spreads, self.spreads.new_ones(1)])
+            self.untested = torch.cat([self.untested, self.untested.new_zeros(1)])
         total, count = self.recent[members].double().sum(0), len(members)
         here, there = self.ids.index(source), self.ids.index(into)
         share = self.mix[here] * count / max(int((self.owner == source).sum()), 1)
@@ -269,33 +300,16 @@ class Router:
         return merged
 
     def _likest(self) -> tuple[int, int, float]:
-        """The two domains, younger and older, with the smallest gap along the line between them."""
+        """The two domains, younger and older, that merging would start with, and their gap."""
         view, rows = self.view(), self._rows(self.owner)
-        means = view.means.float()
         recent = [self.recent[rows == row][-SEEN:] for row in range(len(self.ids))]
-        chance = (1 / view.counts[:, None] + 1 / view.counts) * means.shape[1]
-        apart = squared(means, means) - chance.float()
-        best = (SOURCE, SOURCE, float("inf"))
-        for i, j in (apart < (NEAR * self.apart) ** 2).tril(-1).nonzero().tolist():
-            if j == 0 or min(len(recent[i]), len(recent[j])) < LEAST:
-                continue
-            axis, length = means[i] - means[j], float(apart[i, j])
-            gap = between(axis, recent[i], recent[j], length)
-            if gap < best[2]:
-                best = (self.ids[i], self.ids[j], gap)
-        return best
+        younger, older, gap = likest(view, recent, NEAR * self.apart)
+        return self.ids[younger], self.ids[older], gap
 
     def _nearest(self) -> tuple[int, int]:
         """The two nearest domains as (younger, older)."""
-        view, count = self.view(), len(self.ids) - 1
-        means, some = view.means[1:], 1 / view.counts[1:]
-        squared = torch.cdist(means, means).square()
-        wide = view.spreads[1:].clamp_min(1.0)
-        chance = (some[:, None] + some) * means.shape[1]
-        gaps = squared / torch.maximum(wide[:, None], wide) - chance
-        gaps[torch.ones(count, count, dtype=torch.bool).triu()] = float("inf")
-        younger, older = divmod(int(gaps.argmin()), count)
-        return self.ids[1 + younger], self.ids[1 + older]
+        younger, older = nearest(self.view())
+        return self.ids[younger], self.ids[older]
 
     def _merge(self, gone: int, into: int) -> tuple[int, int]:
         here, there = self.ids.index(gone), self.ids.index(into)
@@ -306,6 +320,7 @@ class Router:
         rest = [row for row in range(len(self.ids)) if row != here]
         self.sums, self.counts = self.sums[rest], self.counts[rest]
         self.mix, self.spreads = self.mix[rest], self.spreads[rest]
+        self.untested = self.untested[rest]
         del self.ids[here]
         self._view = None
         return gone, into

@@ -12,7 +12,7 @@ from ostinato.errors import StateError
 from ostinato.ops.expect import Expected, Like, count, ids
 from ostinato.ops.snapshot import State
 
-NAMES = ("sums", "counts", "mix", "spreads", "recent", "owner")
+NAMES = ("sums", "counts", "mix", "spreads", "untested", "recent", "owner")
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,7 @@ def _shapes(domains: int, recent: int, width: int) -> dict[str, tuple[int, ...]]
         "counts": (domains,),
         "mix": (domains,),
         "spreads": (domains,),
+        "untested": (domains,),
         "recent": (recent, width),
         "owner": (recent,),
     }

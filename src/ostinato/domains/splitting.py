@@ -22,6 +22,13 @@ WIDE = 4.0
 """Beside the source alone, no more variance of a group than this speaks against it."""
 SAME = 1e-3
 """Mean squared difference of placed descriptors below which two images are one; usual is 2."""
+LARGE = 40
+"""Images that both groups need for a finer test."""
+FINE = 0.2
+"""By which share two large groups may lie nearer, where time does not speak for one domain."""
+TURNS = 0.6
+"""Share of the changes to be expected by chance from which two groups come at the same time."""
+AXIS_ROUNDS = 10
 GLANCE = 48
 """Numbers of a placed descriptor that nearly all pairs of images are told apart by."""
 SLACK = 0.05
@@ -54,13 +61,14 @@ def split_off(
     fixed: bool = False,
     mine: Tensor | None = None,
     others: Tensor | None = None,
+    alone: float = 1.0,
 ) -> Tensor | None:
     """Indices of the images that are a group of their own beside `mean`, or None.
 
-    Several starts are tried: the latest images, and the farthest. From there images go to the
-    nearer of two means, and what results counts where it lies `apart` deviations from the rest,
-    along the line between them. Both are measured across two halves, so that a group found by
-    chance is not confirmed by the images that made it.
+    Several starts are tried: the latest images, the farthest, and either side of the direction in
+    which they vary most. From there images go to the nearer of two means, and what results counts
+    where it lies `apart` deviations from the rest, along the line between them. Both are measured
+    across two halves, so that a group found by chance is not confirmed by the images that made it.
 
     Args:
         placed: (n, d) whitened descriptors of recent images, oldest first.
@@ -71,6 +79,9 @@ def split_off(
         fixed: whether the domain's mean stays where it is, as the source's does.
         mine: (n,) which of them are the domain's; all unless given. The others may join a group.
         others: (n,) each image's squared distance to the nearest other domain.
+        alone: how far the domain came alone, from 0 in mixed traffic to 1 in blocks. Two looks that
+            come at the same time, and nothing else with them, are likely to be one domain's; where
+            one follows the other, or all domains are mixed, large groups may lie nearer.
     """
     first = max(len(placed) - LATEST, 0)
     count = len(placed) - first
@@ -79,7 +90,7 @@ def split_off(
     rows = (placed[first:] - mean).float()  # from here on the domain's mean is the origin
     own = torch.ones(count, dtype=torch.bool) if mine is None else mine[first:]
     off = rows.new_full((count,), float("inf")) if others is None else others[first:].float()
-    asked = _Test(rows, rows.square().sum(1), own, off, enough, fixed)
+    asked = _Test(rows, rows.square().sum(1), own, off, enough, fixed, alone)
     for side in _settled(asked, _starts(asked)):
         if _stands(asked, side, apart):
             return first + side.nonzero()[:, 0]
@@ -96,6 +107,7 @@ class _Test:
     others: Tensor
     enough: int
     fixed: bool
+    alone: float = 1.0
 
 
 def squared(a: Tensor, b: Tensor) -> Tensor:
@@ -109,7 +121,7 @@ def squared(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _starts(test: _Test) -> Tensor:
-    """(S, n): the latest images, the domain's own latest, and its farthest; few and more."""
+    """(S, n): the latest images, the domain's own latest and farthest, and its two sides."""
     count, own = len(test.rows), test.mine.nonzero()[:, 0]
     reach = torch.minimum(test.origin, test.others)[own]
     chosen = []
@@ -118,10 +130,23 @@ def _starts(test: _Test) -> Tensor:
             chosen.append(torch.arange(count - some, count))
         if len(own) >= some:
             chosen += [own[-some:], own[reach.topk(some).indices]]
+    if len(own) >= 2 * LARGE and not test.fixed:
+        along = _widest(test.rows[own])
+        chosen += [own[along > 0], own[along < 0]]
     starts = torch.zeros(len(chosen), count)
     for start, places in zip(starts, chosen, strict=True):
         start[places] = 1.0
     return starts
+
+
+def _widest(rows: Tensor) -> Tensor:
+    """(n,): rows along the direction in which they vary most, from their mean."""
+    off = rows - rows.mean(0)
+    along = off @ off[off.square().sum(1).argmax()]
+    for _ in range(AXIS_ROUNDS):
+        axis = along @ off
+        along = off @ (axis / axis.norm().clamp_min(1e-12))
+    return along
 
 
 def _settled(test: _Test, starts: Tensor) -> list[Tensor]:
@@ -178,10 +203,24 @@ def _stands(test: _Test, side: Tensor, apart: float) -> bool:
     if count < least:
         return False
     gap = _gap(test, side)
+    if min(count, int((test.mine & ~side).sum())) >= LARGE:
+        apart *= 1 - FINE * (1 - test.alone * _exchanged(side[test.mine | side]))
     group = test.rows[side]
     spread = float((group - group.mean(0)).square().sum()) / (count - 1) / test.rows.shape[1]
     evidence = (count * min(1.0, spread)) ** STEEP * gap**2
     return gap >= apart and evidence >= test.enough**STEEP * apart**2
+
+
+def _exchanged(side: Tensor) -> float:
+    """How far two groups come at the same time: 0 one after the other, 1 in any order.
+
+    >>> both = torch.tensor([True, False] * 20)
+    >>> _exchanged(both), round(_exchanged(both.sort().values), 2)
+    (1.0, 0.09)
+    """
+    share = float(side.float().mean())
+    turns = float((side[1:] != side[:-1]).float().mean())
+    return min(1.0, turns / max(TURNS * 2 * share * (1 - share), 1e-6))
 
 
 def _gap(test: _Test, side: Tensor) -> float:

@@ -1,0 +1,54 @@
+"""Which two domains are one, or would be the first to become one where there are too many."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ostinato.domains.splitting import LEAST, between, squared
+from ostinato.domains.verdict import View
+
+
+def likest(view: View, recent: Sequence[Tensor], reach: float) -> tuple[int, int, float]:
+    """Rows of the two domains, younger and older, with the smallest gap on the line between them.
+
+    Args:
+        view: what is known; its first domain is the source, which nothing merges with.
+        recent: some latest images of each domain.
+        reach: means farther from each other than this are not compared.
+
+    >>> means, even = torch.tensor([[0.0], [9.0], [9.5]]), torch.ones(3)
+    >>> some = [mean + torch.arange(20.0)[:, None] / 10 for mean in means]
+    >>> likest(View((0, 1, 2), means, even, 50 * even, even / 3), some, reach=20)[:2]
+    (2, 1)
+    """
+    means = view.means.float()
+    chance = (1 / view.counts[:, None] + 1 / view.counts) * means.shape[1]
+    apart = squared(means, means) - chance.float()
+    best = (0, 0, float("inf"))
+    for i, j in (apart < reach**2).tril(-1).nonzero().tolist():
+        if j == 0 or min(len(recent[i]), len(recent[j])) < LEAST:
+            continue
+        gap = between(means[i] - means[j], recent[i], recent[j], float(apart[i, j]))
+        if gap < best[2]:
+            best = (i, j, gap)
+    return best
+
+
+def nearest(view: View) -> tuple[int, int]:
+    """Rows of the two nearest domains, younger and older, by their means and spreads alone.
+
+    >>> means, even = torch.tensor([[0.0], [1.0], [9.0], [5.0]]), torch.ones(4)
+    >>> nearest(View((0, 1, 2, 3), means, even, 50 * even, even / 4))
+    (3, 1)
+    """
+    count = len(view.ids) - 1
+    means, some = view.means[1:], 1 / view.counts[1:]
+    wide = view.spreads[1:].clamp_min(1.0)
+    chance = (some[:, None] + some) * means.shape[1]
+    gaps = torch.cdist(means, means).square() / torch.maximum(wide[:, None], wide) - chance
+    gaps[torch.ones(count, count, dtype=torch.bool).triu()] = float("inf")
+    younger, older = divmod(int(gaps.argmin()), count)
+    return 1 + younger, 1 + older
