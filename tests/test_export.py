@@ -223,6 +223,8 @@ def test_models_that_compare_with_texts_classify_and_are_adapted(kind):
     torch.testing.assert_close(adapted(pixels), whole, atol=1e-3, rtol=1e-3)
     with pytest.raises(ConfigError, match="list with one text"):
         ostinato.zero_shot(clip, "cat", tokenizer=_tokenizer)
+    with pytest.raises(ConfigError, match="make them with the same model"):
+        ostinato.zero_shot(clip, torch.ones(2, 7))(pixels)
     with pytest.raises(ConfigError, match="zero_shot"):
         ostinato.adapt(clip)
     with pytest.raises(ConfigError, match="has no get_image_features"):

@@ -117,6 +117,35 @@ def test_hugging_face_calls_and_pipelines():
     assert adapted.config.lr == 2e-3  # its own settings are there as before
 
 
+def test_what_processors_give_is_taken_or_refused_with_what_to_do():
+    transformers = pytest.importorskip("transformers")
+    adapted = ostinato.adapt(build("HF mask2former"), "source")
+    size = {"height": kit["SIZE"], "width": kit["SIZE"]}
+    processor = transformers.Mask2FormerImageProcessor(size=size)
+    pictures = [Image.new("RGB", (40, 30), (n, 90, 9)) for n in range(3)]
+    given = processor(pictures, return_tensors="pt")
+    assert set(given) == {"pixel_values", "pixel_mask"}
+    assert adapted(**given).logits.shape[:2] == (3, kit["CLASSES"])
+    padded = given["pixel_mask"].clone()
+    padded[0, -1] = 0
+    with pytest.raises(InputError, match="resize them instead of padding"):
+        adapted(pixel_values=given["pixel_values"], pixel_mask=padded)
+    with pytest.raises(InputError, match=r"as adapted\(\*\*processor"):
+        adapted(given)
+    with pytest.raises(InputError, match='not ndarray: ask the processor for return_tensors="pt"'):
+        adapted(pixel_values=given["pixel_values"].numpy())
+
+
+def test_a_pipeline_segments_with_it():
+    transformers = pytest.importorskip("transformers")
+    processor = transformers.SegformerImageProcessor(size={"height": 32, "width": 32})
+    adapted = _adapted(build("HF segformer"))
+    transformers.logging.set_verbosity(transformers.logging.CRITICAL)
+    pipe = transformers.pipeline("image-segmentation", model=adapted, image_processor=processor)
+    found = pipe(Image.new("RGB", (40, 30)))
+    assert sum(np.asarray(one["mask"]).astype(bool).sum() for one in found) == 40 * 30
+
+
 def test_copies_go_on_alike():
     adapted = _adapted(build("timm efficientnet"))
     adapted(images(12, 1, 2))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +39,18 @@ class Answer(dict[str, Tensor]):
             return self[name]
         except KeyError:
             raise AttributeError(name) from None
+
+
+def named_answer(logits: Tensor) -> Any:
+    """The kind of answer that Hugging Face's own models give where its library is in use.
+
+    Its pipelines for segmentation take no other.
+    """
+    library = sys.modules.get("transformers.modeling_outputs")
+    if library is None:
+        return Answer(logits=logits)
+    kind = "SemanticSegmenterOutput" if logits.ndim > 2 else "ImageClassifierOutput"
+    return getattr(library, kind)(logits=logits)
 
 
 class Answering:
@@ -83,6 +96,7 @@ class Answering:
         classes: Tensor | None = None,
         *,
         pixel_values: Tensor | None = None,
+        pixel_mask: Tensor | None = None,
     ) -> Any:
         """Predict a batch and adapt to it. Works under `no_grad` and `inference_mode` too.
 
@@ -91,13 +105,15 @@ class Answering:
             classes: the label space in use, as indices of outputs.
             pixel_values: a batch that a Hugging Face image processor has normalised; the answer
                 holds the logits by name, as such models' answers do.
+            pixel_mask: what some processors give beside it; all of an image has to count.
         """
         if pixel_values is not None:
+            _check_processed(pixel_values, pixel_mask)
             if self.model.normalize == "model":
                 pixel_values = self.model.restored(pixel_values).clamp(0, 1)
-            return Answer(logits=self.forward(pixel_values, classes))
-        if images is None:
-            raise InputError("Call it with images, or with pixel_values=.")
+            return named_answer(self.forward(pixel_values, classes))
+        if images is None or isinstance(images, Mapping):
+            raise InputError("Call it with a tensor of images, or as adapted(**processor(...)).")
         if self._frozen:
             return self.predict(images, classes=classes)
         return self.step(images, classes=classes).logits
@@ -196,3 +212,15 @@ class Answering:
                 norms.on = True
 
         return back
+
+
+def _check_processed(pixel_values: Any, pixel_mask: Any) -> None:
+    """Refuse what a processor gives without `return_tensors="pt"`, and padded images."""
+    if not isinstance(pixel_values, Tensor):
+        kind = type(pixel_values).__name__
+        raise InputError(
+            f"pixel_values should be a torch tensor, not {kind}: ask the processor for "
+            'return_tensors="pt".'
+        )
+    if pixel_mask is not None and not bool(torch.as_tensor(pixel_mask).all()):
+        raise InputError("pixel_mask leaves parts of images out: resize them instead of padding.")

@@ -47,6 +47,11 @@ class ZeroShot(nn.Module):
         """(B, C): scaled cosine of each image with each text, plus the model's bias if any."""
         clip = self.clip.whole
         features = _features(clip, ("get_image_features", "encode_image"), pixel_values)
+        if features.shape[1] != self.embeddings.shape[1]:
+            raise ConfigError(
+                f"The model's images have {features.shape[1]} features, the texts' embeddings "
+                f"{self.embeddings.shape[1]}: make them with the same model."
+            )
         cosine = F.normalize(features.float(), dim=1) @ self.embeddings.T.to(features.device)
         scale = getattr(clip, "logit_scale", None)
         bias = getattr(clip, "logit_bias", None)

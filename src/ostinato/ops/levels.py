@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from ostinato.errors import ConfigError, StateError
+from ostinato.errors import ConfigError, StateError, TargetError
 from ostinato.ops.anchor import Moments
 from ostinato.ops.features import FeatureTaps
 from ostinato.ops.heads import final_features
@@ -29,7 +29,14 @@ class Levels:
         """All levels, the last of them alone, and the model's logits."""
         with self._taps:
             final, logits = final_features(self.model, pixels)
-        inner = zip(self._norms, self._taps.features, strict=False)  # the last has no block behind
+        # The last has no block behind it.
+        inner = list(zip(self._norms, self._taps.features, strict=False))
+        for norm, feature in inner:
+            if getattr(norm, "normalized_shape", feature.shape[1:]) != tuple(feature.shape[1:]):
+                raise TargetError(
+                    "The model's blocks change their width, so that their features cannot be "
+                    "normed by the block behind; use a plain vision transformer or another method."
+                )
         with torch.autocast(final.device.type, enabled=False):
             levels = [norm(feature) for norm, feature in inner]
         return torch.cat([*levels, final], 1), final, logits

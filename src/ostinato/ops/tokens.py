@@ -82,7 +82,10 @@ def token_width(model: nn.Module) -> int:
     for module in _end_blocks(model)[0].modules():
         if isinstance(module, nn.LayerNorm):
             return int(module.normalized_shape[-1])
-    raise TargetError("The first block has no LayerNorm that would tell the tokens' width.")
+    raise TargetError(
+        "The first block has no LayerNorm that would tell the tokens' width; use a plain vision "
+        "transformer or another method."
+    )
 
 
 @contextmanager

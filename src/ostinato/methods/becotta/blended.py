@@ -12,6 +12,8 @@ from torch.nn import functional as F
 from ostinato.errors import TargetError
 from ostinato.ops.adapters import Adapted
 from ostinato.ops.blocks import find_blocks
+from ostinato.ops.features import open_tokens
+from ostinato.ops.layouts import Layout
 
 
 class BlendedExperts(nn.Module):
@@ -72,21 +74,22 @@ def after_blocks(
     }
     adapted = Adapted(model, adapters)
     for block, adapter in zip(blocks.values(), adapted.parts(), strict=True):
-        adapted._handles.append(block.register_forward_hook(_Behind(adapter)))
+        adapted._handles.append(block.register_forward_hook(_Behind(adapter, Layout.of(block))))
     return adapted
 
 
 class _Behind:
     """Adds what experts say of a block's output; an object, so that a copy has its own experts."""
 
-    def __init__(self, adapter: nn.Module) -> None:
-        self.adapter = adapter
+    def __init__(self, adapter: nn.Module, layout: Layout) -> None:
+        self.adapter, self.layout = adapter, layout
 
     def __call__(self, module: nn.Module, inputs: Any, output: Any) -> Any:
-        tokens = output[0] if isinstance(output, tuple) else output
-        flat = tokens.flatten(1, -2)
-        changed = tokens + self.adapter(flat).view_as(tokens)
-        return (changed, *output[1:]) if isinstance(output, tuple) else changed
+        opened = open_tokens(output, self.layout)
+        if opened is None:
+            return None
+        tokens, put_back = opened
+        return put_back(tokens + self.adapter(tokens))
 
 
 def per_sequence(domains: Tensor | int, count: int) -> Tensor | int:
@@ -134,4 +137,7 @@ def _width(block: nn.Module) -> int:
     for module in block.modules():
         if isinstance(module, nn.LayerNorm):
             return int(module.normalized_shape[-1])
-    raise TargetError("A block has no LayerNorm that would tell its tokens' width.")
+    raise TargetError(
+        "A block has no LayerNorm that would tell its tokens' width; use a transformer or another "
+        "method."
+    )

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 from ostinato.errors import ConfigError, StateError
 from ostinato.ops.blocks import find_blocks
+from ostinato.ops.features import open_tokens
+from ostinato.ops.layouts import Layout
 from ostinato.ops.snapshot import State
 
 REGULAR = 1e-5  # on every variance, so that a covariance can be inverted
@@ -76,10 +78,11 @@ def visiting(blocks: Sequence[nn.Module], visit: Visit) -> Iterator[None]:
     """Show every block's output tokens to `visit(number, tokens)`, and pass on what it returns."""
 
     def hook(number: int) -> Callable[..., Any]:
+        layout = Layout.of(blocks[number])
+
         def change(module: nn.Module, inputs: Any, output: Any) -> Any:
-            if isinstance(output, tuple):
-                return (visit(number, output[0]), *output[1:])
-            return visit(number, output)
+            opened = open_tokens(output, layout)
+            return None if opened is None else opened[1](visit(number, opened[0]))
 
         return change
 
