@@ -19,7 +19,8 @@ import numpy as np
 import torch
 
 from ostinato.errors import OstinatoError, StateError, did_you_mean
-from ostinato.methods.ostinato.streams import Answer, StreamMethod
+from ostinato.methods.ostinato.common import Answer
+from ostinato.methods.ostinato.streams import StreamMethod
 from ostinato.ops.blocks import find_blocks
 from ostinato.ops.snapshot import State
 from ostinato.serve.answers import seen
