@@ -25,7 +25,7 @@ ABSENT = -1
 """Stands for the row of an expert that has none now."""
 SHARE = 4
 """The part of a GPU's memory that rows may take: one in so many."""
-HOST_BYTES = 256 * 2**20
+HOST_BYTES = 96 * 2**20
 """What rows may take on a CPU."""
 
 
