@@ -29,7 +29,7 @@ PENDING = 20_000
 """Events and answers kept while nothing can be written; older ones are dropped, and counted."""
 RETRY = 1.0
 """Seconds between attempts while nothing can be written."""
-TRIM = 20.0
+TRIM = 2.0
 """Seconds between two times that free memory goes back to the system."""
 PRUNE = 2000
 """Rows after which old ones are removed."""
