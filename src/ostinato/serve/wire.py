@@ -13,8 +13,8 @@ SINK = "ostinato.sink"
 class Sink:
     """Takes the rest of a body past the event loop's queue, once somebody wants all of it.
 
-    Handed on piece by piece, a long body wakes its reader hundreds of times and is copied four
-    times on its way; like this it is copied once.
+    Handed on piece by piece, a long body wakes its reader for every 64 kB, and each time the event
+    loop needs the interpreter; like this its reader wakes once, and fewer copies are made.
     """
 
     def __init__(self) -> None:

@@ -280,7 +280,7 @@ class Writer:
         if job.finished is not None:
             job.finished(row)
         job.done.set_result(row)
-        if time.monotonic() - self._trimmed > TRIM:  # copies of states leave holes behind
+        if time.monotonic() - self._trimmed > TRIM:  # what is freed lies between what is in use
             self._trimmed = time.monotonic()
             give_back()
 
