@@ -99,7 +99,7 @@ def load(
             time.sleep(min(2.0, seconds / 20))
             now = read(server) if told_of and time.monotonic() - last.at > told_of else last
             if now is not last:
-                print(f"  {told(last, now)}", flush=True)
+                print(f"  {memory[-1]:.0f} MB; {told(last, now)}", flush=True)
                 last = now
             if seconds > 120 and half and time.monotonic() > half:
                 half = 0.0

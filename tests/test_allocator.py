@@ -32,3 +32,18 @@ def test_what_lies_between_used_memory_goes_back():
 def test_another_c_library_is_left_alone(monkeypatch):
     monkeypatch.setattr(allocator, "_trim", lambda: None)
     assert give_back() is False
+
+
+def test_threads_share_arenas_where_the_c_library_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, int]] = []
+
+    class Library:
+        def mallopt(self, what: int, value: int) -> int:
+            asked.append((what, value))
+            return 1
+
+    monkeypatch.setattr(allocator.ctypes, "CDLL", lambda _: Library())
+    assert allocator.share_arenas(3)
+    assert asked == [(-8, 3)]
+    monkeypatch.setattr(allocator.ctypes, "CDLL", lambda _: object())
+    assert not allocator.share_arenas()

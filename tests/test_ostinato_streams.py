@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import runpy
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,14 +14,10 @@ from torch import Tensor
 from ostinato.checks import small_model
 from ostinato.methods.base import Method
 from ostinato.methods.ostinato import maps
+from ostinato.methods.ostinato.common import Question, prepare
+from ostinato.methods.ostinato.desk import InUse
 from ostinato.methods.ostinato.parts import OstinatoConfig
-from ostinato.methods.ostinato.streams import (
-    InUse,
-    Question,
-    SharedModel,
-    StreamMethod,
-    prepare,
-)
+from ostinato.methods.ostinato.streams import SharedModel, StreamMethod
 
 small = runpy.run_path(str(Path(__file__).with_name("_ostinato_small.py")))
 build, shifted, same_state = small["build"], small["shifted"], small["same_state"]
@@ -117,3 +114,84 @@ def test_a_held_domain_keeps_its_expert_while_others_learn(shared: SharedModel) 
     assert all(torch.equal(a.down, b.down) for a, b in zip(before.maps, after.maps, strict=True))
     pairs = zip(before.branches, after.branches, strict=True)
     assert all(torch.equal(a.up, b.up) for a, b in pairs)
+
+
+def under(batch: Tensor, kind: int) -> Tensor:
+    """A batch under one of three weathers."""
+    if kind == 1:
+        noise = torch.randn(batch.shape, generator=torch.Generator().manual_seed(1))
+        return (batch + 0.4 * noise).clamp(0, 1)
+    return 0.15 * batch[:, [2, 0, 1]] if kind == 2 else batch
+
+
+@pytest.fixture(scope="module")
+def unlike(shared: SharedModel) -> list[StreamMethod]:
+    """Streams with no domain, with one and with several, all but the first with learned experts."""
+    found = [StreamMethod(shared, CONFIG) for _ in range(4)]
+    for number, stream in enumerate(found):
+        for kind in range(number):
+            for batch in shifted(6, seed=kind):
+                stream.take(levels(under(batch, kind)))
+    return found
+
+
+def asked(shared: SharedModel, streams: list[StreamMethod]) -> list[Question]:
+    """Questions of several sizes, with images of every weather in each."""
+    found = []
+    for number, stream in enumerate(streams):
+        parts = enumerate(shifted(3, size=2 + number, seed=20 + number))
+        batch = torch.cat([levels(under(one, kind)).float() / 255 for kind, one in parts])
+        source = number % 2 == 1
+        found.append(Question(InUse(stream.version, shared.ranks), batch, source=source))
+    return found
+
+
+def test_streams_with_other_numbers_of_domains_share_a_forward(
+    shared: SharedModel, unlike: list[StreamMethod]
+) -> None:
+    counts = [len(stream.version.view.ids) for stream in unlike]
+    assert counts[0] == 1
+    assert len(set(counts)) > 2
+    questions = asked(shared, unlike)
+    for turn in range(2):  # the second time every expert has its row
+        together = prepare(shared, questions).run()
+        assert any(max(answer.trust) > 0 for answer in together), turn
+        for stream, question, answer in zip(unlike, questions, together, strict=True):
+            with stream.frozen():
+                expected = stream.predict(question.pixels, source=True)
+            assert answer.domains == stream.last.domains  # type: ignore[union-attr]
+            torch.testing.assert_close(answer.logits, expected, atol=1e-5, rtol=0)
+            assert (answer.source is not None) == question.source
+            if answer.source is not None:
+                their = stream.last.source_logits  # type: ignore[union-attr]
+                torch.testing.assert_close(answer.source, their, atol=1e-5, rtol=0)
+
+
+def test_experts_that_find_no_room_are_written_again_when_they_are_wanted(
+    shared: SharedModel, unlike: list[StreamMethod], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    questions = asked(shared, unlike)
+    expected = [prepare(shared, [question]).run()[0] for question in questions]
+    held = sum(len(question.asked.rows) for question in questions)
+    assert held > 2
+    monkeypatch.setattr(shared.desk, "most", 1)
+    questions = asked(shared, unlike)
+    for _ in range(3):
+        for question, answer in zip(questions, expected, strict=True):
+            found = prepare(shared, [question]).run()[0]
+            torch.testing.assert_close(found.logits, answer.logits, atol=1e-5, rtol=0)
+    assert sum(len(question.asked.rows) for question in questions) < held
+
+
+def test_rows_and_slots_go_with_their_version(shared: SharedModel) -> None:
+    stream = StreamMethod(shared, CONFIG)
+    free = None
+    for at, batch in enumerate(shifted(12, seed=3)):
+        stream.take(levels(batch))
+        question = Question(InUse(stream.version, shared.ranks), levels(batch).float() / 255)
+        prepare(shared, [question]).run()
+        del question
+        gc.collect()
+        left = (len(shared.stack._free), len(shared.desk.table._free))
+        free = left if at == 8 else free
+    assert left == free

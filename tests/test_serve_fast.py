@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import http.client
 import runpy
 import socket
 import time
@@ -18,13 +19,15 @@ import pytest
 import torch
 from fastapi.testclient import TestClient
 
-from ostinato.methods.ostinato.streams import Prepared
+from ostinato.methods.ostinato.common import Prepared
+from ostinato.methods.ostinato.desk import InUse
 from ostinato.serve.batching import Job
 from ostinato.serve.fleet import Fleet
 from ostinato.serve.forwards import Forwards
 from ostinato.serve.pixels import Fit, decode, digest
 from ostinato.serve.schema import Guess, ImageAnswer, Prediction
-from ostinato.serve.wire import HEAD, choose_parser
+from ostinato.serve.stream import Current
+from ostinato.serve.wire import HEAD, Sink, choose_parser
 
 small = runpy.run_path(str(Path(__file__).with_name("_serve_small.py")))
 ask, batches, serving = (small[n] for n in ("ask", "batches", "serving"))
@@ -170,9 +173,9 @@ def test_what_fails_in_a_step_harms_no_other_request(
     ask(client, "bad", batches(1)[0])
     ask(client, "good", batches(1)[0])
     fleet.learner.ask(lambda: None).result()
-    broken = fleet.streams["bad"].current.published
     if step == "prepare":
-        monkeypatch.setattr(broken, "version", None)
+        broken: Any = InUse(None, (0, 0))  # type: ignore[arg-type]
+        monkeypatch.setattr(fleet.streams["bad"], "current", Current("broken", broken))
     else:
         run = Prepared.launch
 
@@ -210,3 +213,65 @@ def test_a_head_that_does_not_end_is_refused(tmp_path: Path) -> None:
         kind = {"content-type": "application/x-npy"}
         answer = httpx.post(where, content=small["npy"](batches(1)[0]), headers=kind)
         assert answer.status_code == 200
+
+
+@pytest.mark.parametrize("way", ["whole", "pieces", "chunked", "continue"])
+def test_a_body_arrives_as_it_was_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    begun, begin = list[int](), Sink.begin
+    monkeypatch.setattr(Sink, "begin", lambda self, body: begun.append(1) or begin(self, body))
+    images = torch.randint(0, 256, (64, 3, 32, 32), dtype=torch.uint8)
+    body = small["npy"](images)
+    head = "POST /v1/streams/gate/predict?sequence=%d HTTP/1.1\r\nhost: 127.0.0.1\r\n"
+    head += "content-type: application/x-npy\r\n"
+    sized = f"content-length: {len(body)}\r\n"
+    with small["listening"](tmp_path) as (address, fleet):
+        fleet.open("gate").frozen = True
+        seen, offer = list[torch.Tensor](), fleet.streams["gate"].offer
+        monkeypatch.setattr(
+            fleet.streams["gate"], "offer", lambda entry: seen.append(entry.levels) or offer(entry)
+        )
+        place = urlsplit(address)
+        with socket.create_connection((place.hostname, place.port), timeout=20) as wire:
+            for number in range(3):  # over one connection
+                start = head % number
+                if way == "chunked":
+                    wire.sendall((start + "transfer-encoding: chunked\r\n\r\n").encode())
+                    for part in (body[:100], body[100:70_000], body[70_000:]):
+                        wire.sendall(f"{len(part):x}\r\n".encode() + part + b"\r\n")
+                    wire.sendall(b"0\r\n\r\n")
+                elif way == "continue":
+                    wire.sendall((start + sized + "expect: 100-continue\r\n\r\n").encode())
+                    assert b" 100 " in wire.recv(1000).split(b"\r\n")[0]
+                    wire.sendall(body)
+                elif way == "whole":
+                    wire.sendall((start + sized + "\r\n").encode() + body)
+                else:
+                    wire.sendall((start + sized + "\r\n").encode())
+                    for at in range(0, len(body), 30_001):
+                        wire.sendall(body[at : at + 30_001])
+                        time.sleep(0.002)
+                answer = http.client.HTTPResponse(wire, method="POST")
+                answer.begin()
+                assert answer.status == 200, answer.read()
+                answer.read()
+    assert len(seen) == 3
+    assert all(torch.equal(one, images) for one in seen)
+    assert len(begun) == (0 if way == "chunked" else 3)
+
+
+def test_who_goes_away_in_the_middle_of_a_body_harms_nobody(tmp_path: Path) -> None:
+    with small["listening"](tmp_path) as (address, fleet):
+        place = urlsplit(address)
+        for _ in range(3):
+            with socket.create_connection((place.hostname, place.port), timeout=20) as wire:
+                wire.sendall(
+                    b"POST /v1/streams/gate/predict HTTP/1.1\r\nhost: 127.0.0.1\r\n"
+                    b"content-type: application/x-npy\r\ncontent-length: 900000\r\n\r\n"
+                    + bytes(9000)
+                )
+        where, kind = f"{address}/v1/streams/gate/predict", {"content-type": "application/x-npy"}
+        answer = httpx.post(where, content=small["npy"](batches(1)[0]), headers=kind)
+        assert answer.status_code == 200
+        assert fleet.streams["gate"].watch.answered == 8

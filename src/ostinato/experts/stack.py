@@ -112,7 +112,7 @@ class Row:
 
     Attributes:
         number: which row.
-        expert: whose.
+        expert: whose; an empty one stands for those that only their row was kept of.
     """
 
     number: int
@@ -168,12 +168,29 @@ class Stack:
             return self._source
         row = self._known.get(id(expert))
         if row is None:
-            if not self._free:
-                self._grow()
-            row = self._known[id(expert)] = Row(self._free.pop(), expert)
-            self._write(row.number, expert)
-            weakref.finalize(row, _free, weakref.ref(self), row.number)
+            row = self._known[id(expert)] = self._new(expert, expert)
         return row
+
+    def add(self, expert: Expert) -> Row:
+        """A row of its own for an expert that nobody asks for again: only the row is kept."""
+        with self._lock:
+            if not expert.maps and not expert.branches:
+                return self._source
+            return self._new(expert, Expert())
+
+    def _new(self, expert: Expert, kept: Expert) -> Row:
+        if not self._free:
+            self._grow()
+        row = Row(self._free.pop(), kept)
+        self._write(row.number, expert)
+        weakref.finalize(row, _free, weakref.ref(self), row.number)
+        return row
+
+    def reserve(self, rows: int) -> None:
+        """Have at least so many rows: what reads them need not be made anew when they grow."""
+        with self._lock:
+            while len(self.now.matrices) < rows:
+                self._grow()
 
     def _freed(self, number: int) -> None:
         with self._lock:

@@ -6,6 +6,9 @@ import ctypes
 from collections.abc import Callable
 from functools import cache
 
+_ARENA_MAX = -8
+"""What glibc's `mallopt` calls the number of places that threads allocate from."""
+
 
 @cache
 def _trim() -> Callable[[int], int] | None:
@@ -26,3 +29,15 @@ def give_back() -> bool:
     """
     trim = _trim()
     return trim is not None and bool(trim(0))
+
+
+def share_arenas(count: int = 2) -> bool:
+    """Let all threads allocate from a few places; whether the C library does so.
+
+    Each thread has one of its own otherwise, and what one frees there no other uses. To be called
+    by a process that owns itself, before its threads begin.
+    """
+    try:
+        return bool(ctypes.CDLL(None).mallopt(_ARENA_MAX, count))
+    except (OSError, AttributeError, TypeError):  # not glibc
+        return False

@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from ostinato.methods.ostinato.streams import Answer
+from ostinato.methods.ostinato.common import Answer
 
 FEW = 5
 """Guesses that are looked for in all answers of a forward at once."""

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ostinato.errors import OstinatoError
-from ostinato.methods.ostinato.streams import Answer
+from ostinato.methods.ostinato.common import Answer
 from ostinato.serve.answers import Ranked
 from ostinato.serve.forwards import Forwards
 from ostinato.serve.stream import Stream

@@ -19,7 +19,8 @@ import numpy as np
 import torch
 
 from ostinato.errors import OstinatoError, StateError, did_you_mean
-from ostinato.methods.ostinato.streams import Answer, StreamMethod
+from ostinato.methods.ostinato.common import Answer
+from ostinato.methods.ostinato.streams import StreamMethod
 from ostinato.ops.blocks import find_blocks
 from ostinato.ops.snapshot import State
 from ostinato.serve.answers import seen
@@ -36,6 +37,8 @@ from ostinato.serve.unwritten import Promise
 from ostinato.serve.watch import UNDONE
 from ostinato.serve.writer import SnapshotJob, Writer
 
+AT_HAND = 64
+"""Answers of a stream that are kept in memory; older ones are looked up on disk."""
 AGAIN = 5.0
 """Seconds after which a snapshot that failed is tried again."""
 
@@ -191,7 +194,8 @@ class Fleet:
         method = StreamMethod(self.served.model, method_config(self.settings, row.preset))
         # What a reset goes back to is the same for all of a preset, and kept once.
         method._initial = self._starts.setdefault(row.preset, method._initial)
-        made = Stream(row, method, most=self.settings.learning.queue, answers=self.settings.answers)
+        answers = min(self.settings.answers, AT_HAND)
+        made = Stream(row, method, most=self.settings.learning.queue, answers=answers)
         made.unwritten.clear()  # the start can be made again: a thousand of them need no room
         return made
 

@@ -18,14 +18,8 @@ import torch
 from torch import Tensor
 
 from ostinato.errors import InputError, OstinatoError
-from ostinato.methods.ostinato.streams import (
-    Answer,
-    Launched,
-    Prepared,
-    Question,
-    SharedModel,
-    prepare,
-)
+from ostinato.methods.ostinato.common import Answer, Launched, Prepared, prepare_all
+from ostinato.methods.ostinato.streams import SharedModel
 from ostinato.serve.answers import rank_all
 from ostinato.serve.lanes import entered, make_lane, settle
 
@@ -61,8 +55,8 @@ class Forwards:
         self.pace = 0.01
         self._active, self._ended = 0, 0.0
         self._lock = threading.Lock()
-        self._routing = make_lane(model.device, first=True)
-        self._lane = make_lane(model.device, first=True)
+        self._routing = make_lane(model.device, urgency=2)  # the next forward waits for it
+        self._lane = make_lane(model.device, urgency=1)
         self._room = threading.Semaphore(AHEAD)
         steps = model.device.type == "cuda" if overlap is None else overlap
         names = ("ostinato-forward", "ostinato-reply") if steps else ()
@@ -97,9 +91,13 @@ class Forwards:
     def answer(self, jobs: list[Job]) -> None:
         """All steps at once; where that fails, one by one, so that one does not harm others."""
         try:
-            prepared, versions = self._route(jobs)
+            with entered(self._routing):
+                prepared, versions = self._route(jobs)
+                settle(self._routing)  # the other lane reads what was made here
             began = time.perf_counter()
-            self._finish(jobs, prepared.launch(), versions, began)
+            with entered(self._lane):
+                launched = prepared.launch()
+            self._finish(jobs, launched, versions, began)
         except Exception as error:
             if len(jobs) > 1:
                 for job in jobs:
@@ -111,13 +109,14 @@ class Forwards:
 
     def _route(self, jobs: Sequence[Job]) -> tuple[Prepared, list[str]]:
         currents = [job.stream.current for job in jobs]
-        sizes = [len(job.levels) for job in jobs]
-        parts = self.model.check(self._moved(jobs)).split(sizes)
-        questions = [
-            Question(current.published, part, job.source)
-            for current, part, job in zip(currents, parts, jobs, strict=True)
-        ]
-        return prepare(self.model, questions), [current.version for current in currents]
+        prepared = prepare_all(
+            self.model,
+            self.model.check(self._moved(jobs)),
+            [current.published for current in currents],
+            [len(job.levels) for job in jobs],
+            [job.source for job in jobs],
+        )
+        return prepared, [current.version for current in currents]
 
     def _moved(self, jobs: Sequence[Job]) -> Tensor:
         """All images, on the model's device."""
@@ -147,8 +146,7 @@ class Forwards:
         except Exception:
             launched = None
         if launched is None:
-            with entered(self._lane):
-                self.answer(jobs)
+            self.answer(jobs)
         self._count(-1)
         self._room.release()
 

@@ -8,17 +8,17 @@ from typing import Any
 import torch
 
 
-def make_lane(device: torch.device, *, first: bool) -> Any:
+def make_lane(device: torch.device, *, urgency: int) -> Any:
     """Where one worker's kernels queue up; None on the CPU, where threads are that already.
 
     Args:
         device: of the model.
-        first: before other lanes' kernels.
+        urgency: kernels of a higher one go first; 0 is the lowest.
     """
     if device.type != "cuda":
         return None
     torch.cuda.synchronize(device)  # what was made before is there for all lanes
-    return torch.cuda.Stream(device, priority=-1 if first else 0)
+    return torch.cuda.Stream(device, priority=-urgency)
 
 
 def entered(lane: Any) -> AbstractContextManager[Any]:

@@ -64,7 +64,7 @@ class Learner:
         self._stopping = False
         self.seconds = self._ticked = 0.0
         self._teaching: Stream | None = None
-        self.lane = make_lane(device, first=False)
+        self.lane = make_lane(device, urgency=0)
         self._thread = threading.Thread(target=self._work, name="ostinato-learner", daemon=True)
 
     def start(self) -> None:

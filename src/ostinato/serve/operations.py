@@ -16,7 +16,7 @@ import torch
 
 from ostinato.errors import StateError
 from ostinato.experts.routed import Pass
-from ostinato.methods.ostinato.streams import joined
+from ostinato.methods.ostinato.desk import joined
 from ostinato.ops.snapshot import State, load_state, save_state
 from ostinato.serve import domains
 from ostinato.serve.fleet import Fleet

@@ -14,6 +14,7 @@ from ostinato.errors import InputError
 from ostinato.serve.guard import TooMuch
 from ostinato.serve.pixels import NPY, Fit, Part, TooLarge, decode, digest
 from ostinato.serve.settings import Limits
+from ostinato.serve.wire import SINK
 
 RAW = ("image/jpeg", "image/png", "image/webp", "application/x-npy", "application/octet-stream")
 SHORT = 64 * 1024
@@ -38,6 +39,9 @@ async def _parts(request: Request, most: int) -> list[Part]:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind in RAW:
         body = bytearray()  # which a tensor can lie in, so that nobody copies it again
+        sink = request.scope.get(SINK)
+        if sink is not None and "content-length" in request.headers:  # checked before it came here
+            sink.begin(body)
         async for piece in request.stream():
             body += piece
         return [body] if body else []

@@ -12,7 +12,7 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 from pydantic_core import to_json
 
-from ostinato.methods.ostinato.streams import Answer
+from ostinato.methods.ostinato.common import Answer
 from ostinato.serve.answers import describe, label_png
 from ostinato.serve.app import Fleeted, needs
 from ostinato.serve.batching import Busy, Job

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ostinato.methods.ostinato.streams import InUse, StreamMethod
+from ostinato.methods.ostinato.desk import InUse
+from ostinato.methods.ostinato.streams import StreamMethod
 from ostinato.ops.snapshot import State
 from ostinato.serve.lanes import settle
 from ostinato.serve.record import Record

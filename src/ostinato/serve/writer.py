@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from ostinato.errors import StateError
+from ostinato.ops.allocator import give_back
 from ostinato.ops.snapshot import State
 from ostinato.serve.snapshots import keep_latest, write_snapshot
 from ostinato.serve.store import SnapshotRow, Store
@@ -28,6 +29,8 @@ PENDING = 20_000
 """Events and answers kept while nothing can be written; older ones are dropped, and counted."""
 RETRY = 1.0
 """Seconds between attempts while nothing can be written."""
+TRIM = 2.0
+"""Seconds between two times that free memory goes back to the system."""
 PRUNE = 2000
 """Rows after which old ones are removed."""
 
@@ -97,6 +100,7 @@ class Writer:
         self._ready = threading.Condition()
         self._stopping = self._idle = False
         self._unpruned: dict[int, int] = {}
+        self._trimmed = time.monotonic()
         self._thread = threading.Thread(target=self._work, name="ostinato-writer", daemon=True)
 
     def start(self) -> None:
@@ -276,6 +280,9 @@ class Writer:
         if job.finished is not None:
             job.finished(row)
         job.done.set_result(row)
+        if time.monotonic() - self._trimmed > TRIM:  # what is freed lies between what is in use
+            self._trimmed = time.monotonic()
+            give_back()
 
     def _give_back(self, rows: list[Row], job: SnapshotJob | None, error: Exception) -> None:
         """Say what is wrong and try again later; a failed snapshot is made anew by its stream."""
