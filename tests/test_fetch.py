@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import json
 import shutil
 import tarfile
 import threading
@@ -21,6 +22,7 @@ from ostinato.data._download import ResumingDownloader, unpack
 from ostinato.data.check import check
 from ostinato.data.corruptions import COMMON
 from ostinato.data.fetch import download, fetch
+from ostinato.data.first_use import LIST
 from ostinato.data.sources import SOURCES, RemoteFile, Source
 from ostinato.errors import ConfigError, DataError, UnknownName
 from ostinato.registry import DATASETS
@@ -235,6 +237,23 @@ def test_fetch_goes_on_with_the_archives_that_lack(server: str, tmp_path: Path) 
     Files.hang_up_after, Files.requests = [], []
     assert fetch("imagenet-c", root, progress=False, sources=sources).report.ok
     assert Files.requests == [("/b.tar", "bytes=1000-", len(second) - 1000)]
+
+
+def test_fetch_unpacks_nothing_that_is_not_what_was_first_used(server: str, tmp_path: Path) -> None:
+    samples.imagenet_c_tree(tmp_path / "made", COMMON)
+    body = tar_of(tmp_path / "made")
+    Files.content["/a.tar"] = body
+    sources = {"imagenet-c": Source("page", (RemoteFile(f"{server}/a.tar", md5(body)),))}
+    root = tmp_path / "root"
+    root.mkdir()
+    known = {f"{server}/a.tar": hashlib.sha256(b"the first one").hexdigest()}
+    (root / LIST).write_text(json.dumps(known))
+    with pytest.raises(DataError, match="not the file that was first downloaded"):
+        fetch("imagenet-c", root, progress=False, sources=sources)
+    assert [place.name for place in root.iterdir()] == [LIST]
+    known[f"{server}/a.tar"] = hashlib.sha256(body).hexdigest()
+    (root / LIST).write_text(json.dumps(known))
+    assert fetch("imagenet-c", root, progress=False, sources=sources).report.ok
 
 
 def test_fetch_shows_a_bar_by_default(

@@ -120,10 +120,16 @@ def test_after_unwrap_every_call_refuses(name, small, tmp_path):
         lambda: method.reset(),
         lambda: method.load(path),
         lambda: method.import_state(state),
+        lambda: method.export_state(),
+        lambda: method.save(path),
+        lambda: method.double(),
     )
+    written = path.read_bytes()
     for call in calls:
         with pytest.raises(StateError, match="unwrap"):
             call()
+    assert path.read_bytes() == written
+    assert unwrap(method) is net  # once more does nothing
     assert hooks_of(net) == 0
     assert all(torch.equal(value, weights[key]) for key, value in net.state_dict().items())
     adapt(net, name, **settings)

@@ -45,6 +45,13 @@ def piece(**changes: object) -> Piece:
     return Piece("a", Plan(), tuple(blocks), 1, ())
 
 
+def resting(**changes: object) -> Piece:
+    """Ten blocks that end laps, the last of them changed."""
+    blocks = [replace(BLOCK, start=200 * n, end=200 * n + 200) for n in range(10)]
+    blocks[-1] = replace(blocks[-1], **changes)
+    return Piece("a", Plan(), tuple(blocks), 1, ())
+
+
 @pytest.fixture(scope="module")
 def traffic() -> Traffic:
     return Traffic(TINY, make_pool(TINY))
@@ -87,6 +94,7 @@ def test_verdicts_hold_for_a_good_run_and_fail_one_by_one() -> None:
     bad = {
         "error": piece(wrong=31),
         "memory": piece(memory=1030),
+        "peak memory": resting(memory=1110, end=1999),
         "domains": piece(domains=33),
         "open files": piece(files=20),
         "faults": piece(faults=("<b>broken</b>",)),
@@ -95,6 +103,15 @@ def test_verdicts_hold_for_a_good_run_and_fail_one_by_one() -> None:
         assert [key for key, (holds, _) in verdicts([one]).items() if not holds] == [name]
     assert "&lt;b&gt;broken" in render([bad["faults"]])
     assert "<b>broken" not in render([bad["faults"]])
+
+
+def test_memory_is_told_at_rest_and_at_its_peaks() -> None:
+    assert resting(memory=1030).growth == pytest.approx(0.03)
+    between = resting(memory=1090, end=1999)  # not the end of a lap
+    assert (between.growth, between.peak_growth) == (0, pytest.approx(0.09))
+    assert all(holds for holds, _ in verdicts([between]).values())
+    short = piece(memory=1015)  # shorter than a lap
+    assert short.growth == short.peak_growth == pytest.approx(0.015)
 
 
 def test_pieces_are_joined_tenth_by_tenth() -> None:

@@ -20,9 +20,7 @@ def check_flags(
     given = {"address": address, "resources": resources, "shards": shards}
     idle = [f"--{name}" for name, value in given.items() if value not in (None, ())]
     if engine != "ray" and idle:
-        raise ConfigError(
-            f"{' and '.join(idle)} belong to --engine ray: add it, or leave them out."
-        )
+        raise ConfigError(f"{' and '.join(idle)} need --engine ray: add it, or leave them out.")
 
 
 def engine_of(engine: str, address: str | None, resources: Words, every: int = 50) -> Any:

@@ -47,7 +47,9 @@ $verdicts
 is $most.</p>
 $gaps
 <h2>Memory</h2>
-<p>Megabytes of each process over the batches of its piece.</p>
+<p>Megabytes of each process over the batches of its piece. Its growth is told of the ends of laps,
+where all has just been loaded anew and what the allocator held idle has gone back to the system,
+and of all blocks (peaks).</p>
 $memory
 <p>What the memory of $first is made of at its most, in megabytes: libraries and files that are
 mapped, what the allocator has handed out (tensors, above all), what it holds on to, and the rest
@@ -93,7 +95,15 @@ def render(pieces: Sequence[Piece]) -> str:
         tenths=table(("tenth", *_HEADS), [_row(one) for one in by_tenth]),
         kinds=table(("kind", *_HEADS), [_row(one) for one in kinds(pieces)]),
         pieces=table(
-            ("piece", "seed", "batches", "lives", "memory growth %", "repeats that differ"),
+            (
+                "piece",
+                "seed",
+                "batches",
+                "lives",
+                "memory growth %",
+                "of its peaks",
+                "repeats that differ",
+            ),
             [_piece(p) for p in pieces],
         ),
         faults="<ul>" + "".join(f"<li>{escape(text)}</li>" for text in found[:200]) + "</ul>"
@@ -105,6 +115,7 @@ def render(pieces: Sequence[Piece]) -> str:
 def _piece(p: Piece) -> tuple[str, ...]:
     return (
         p.name, str(p.plan.seed), f"{p.batches:,}", str(p.lives), f"{100 * p.growth:+.1f}",
+        f"{100 * p.peak_growth:+.1f}",
         str(len(p.differing)),
     )  # fmt: skip
 

@@ -17,7 +17,9 @@ from ostinato.soak.plan import KINDS, LOG, Plan, read_plan
 MOST_ERROR = 0.3
 """Percentage points that a tenth may be above the source."""
 _MOST_GROWTH = 0.02
-"""Share that memory may grow by after the first tenth."""
+"""Share that memory may grow by after the first tenth, where it is at rest."""
+_MOST_PEAK = 0.1
+"""The same for its peaks, most of whose growth is what the allocator holds on to."""
 _PARTS = ("memory", "mapped", "allocated", "idle")
 
 
@@ -65,9 +67,18 @@ class Piece:
 
     @property
     def growth(self) -> float:
-        """How far memory in any later tenth is above the most of the first, as a share."""
-        most = [max((b.memory for b in self.tenth(n)), default=0) for n in range(10)]
-        return max(most[1:]) / most[0] - 1
+        """How far memory at rest is in any later tenth above the most of the first, as a share.
+
+        At the end of a lap, all has just been loaded anew and free pages went back to the system.
+        Where the first tenth is shorter than a lap, its peaks count.
+        """
+        rest = [[b for b in self.tenth(n) if b.end % self.plan.lap == 0] for n in range(10)]
+        return _grown(rest) if rest[0] else self.peak_growth
+
+    @property
+    def peak_growth(self) -> float:
+        """The same for all blocks: with what the allocator holds on to between batches."""
+        return _grown([self.tenth(n) for n in range(10)])
 
     def parts(self) -> list[dict[str, int]]:
         """What memory was made of at its most, in bytes, tenth by tenth."""
@@ -80,6 +91,12 @@ class Piece:
         kind = METHODS[self.plan.method]
         config = resolve_config(kind, self.plan.preset, dict(self.plan.settings))
         return getattr(config, "max_domains", None)
+
+
+def _grown(by_tenth: Sequence[Sequence[Block]]) -> float:
+    """The most memory of any later tenth above the most of the first, as a share."""
+    first, *later = (max((b.memory for b in part), default=0) for part in by_tenth)
+    return max(later) / first - 1
 
 
 def read_piece(folder: Path) -> Piece:
@@ -149,7 +166,7 @@ def faults(pieces: Sequence[Piece]) -> list[str]:
 def verdicts(pieces: Sequence[Piece]) -> dict[str, tuple[bool, str]]:
     """What was to be shown: whether it holds, and by how much."""
     gap = max(one.gap for one in tenths(pieces))
-    growth = max(p.growth for p in pieces)
+    growth, peak = max(p.growth for p in pieces), max(p.peak_growth for p in pieces)
     files = max(b.files for p in pieces for b in p.blocks)
     least = min(p.blocks[0].files for p in pieces)
     held = [(max(b.domains for b in p.blocks), p.bound) for p in pieces]
@@ -158,6 +175,7 @@ def verdicts(pieces: Sequence[Piece]) -> dict[str, tuple[bool, str]]:
     return {
         "error": (gap <= MOST_ERROR, f"at most {gap:+.2f} above the source's in a tenth"),
         "memory": (growth <= _MOST_GROWTH, f"{100 * growth:+.1f} % after the first tenth"),
+        "peak memory": (peak <= _MOST_PEAK, f"{100 * peak:+.1f} % after the first tenth"),
         "domains": (bounded, f"at most {max(most for most, _ in held)}, bound {held[0][1]}"),
         "open files": (files <= least + 4, f"{least} at first, at most {files}"),
         "faults": (not count, str(count)),
@@ -184,6 +202,7 @@ def _piece(piece: Piece) -> dict[str, Any]:
         "batches": piece.batches,
         "lives": piece.lives,
         "memory growth": piece.growth,
+        "peak memory growth": piece.peak_growth,
         "memory": piece.parts(),
         "state": [max((b.state for b in part), default=0) for part in by_tenth],
         "domains": [max((b.domains for b in part), default=0) for part in by_tenth],
