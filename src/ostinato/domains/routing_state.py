@@ -12,7 +12,9 @@ from ostinato.errors import StateError
 from ostinato.ops.expect import Expected, Like, count, ids
 from ostinato.ops.snapshot import State
 
-NAMES = ("sums", "counts", "mix", "spreads", "untested", "recent", "owner")
+PER_DOMAIN = ("sums", "counts", "mix", "spreads", "untested")
+"""Tensors with a row for every domain."""
+NAMES = (*PER_DOMAIN, "recent", "owner")
 
 
 @dataclass(frozen=True)

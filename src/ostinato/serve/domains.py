@@ -7,11 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ostinato.domains.routing_state import PER_DOMAIN
 from ostinato.errors import StateError
 from ostinato.ops.snapshot import State
-
-ROWS = ("sums", "counts", "mix", "spreads")
-"""What the router keeps a row of for every domain."""
 
 
 def cut(state: State, domain: int) -> State:
@@ -21,7 +19,8 @@ def cut(state: State, domain: int) -> State:
         known = ", ".join(str(one) for one in ids[1:]) or "none"
         raise StateError(f"There is no domain {domain}. Domains: {known}.")
     row = ids.index(domain)
-    tensors = {f"route/{name}": state.tensors[f"router/{name}"][row].reshape(-1) for name in ROWS}
+    kept = {name: state.tensors[f"router/{name}"][row] for name in PER_DOMAIN}
+    tensors = {f"route/{name}": tensor.reshape(-1) for name, tensor in kept.items()}
     start = f"bank/{key}/"
     tensors |= {
         f"expert/{name[len(start) :]}": tensor
@@ -39,7 +38,7 @@ def added(state: State, part: State) -> tuple[State, int]:
     values["router"]["ids"] = [*_ids(state), number]
     values["router"]["next_id"] = number + 1
     tensors = dict(state.tensors)
-    for name in ROWS:
+    for name in PER_DOMAIN:
         known = tensors[f"router/{name}"]
         fresh = route[name].to(known).reshape(1, *known.shape[1:])
         if name == "mix":
@@ -86,7 +85,7 @@ def _with_expert(state: State, part: State, domain: int) -> State:
 
 
 def _route(part: State) -> dict[str, Tensor]:
-    found = {name: part.tensors.get(f"route/{name}") for name in ROWS}
+    found = {name: part.tensors.get(f"route/{name}") for name in PER_DOMAIN}
     missing = sorted(name for name, tensor in found.items() if tensor is None)
     if missing:
         raise StateError(f"This is no domain's state: it has no {missing[0]}.")

@@ -174,7 +174,8 @@ def crowd(adapted: Any, domains: int) -> None:
         router.ids.append(number)
         away = torch.randn(router.sums.shape[1], generator=draw, dtype=router.sums.dtype)
         far = _SETTLED * (router.sums[:1] + 100 * away)
-        for name, row in (("sums", far), ("counts", _SETTLED), ("mix", 0), ("spreads", 1)):
+        rows = {"sums": far, "counts": _SETTLED, "mix": 0, "spreads": 1, "untested": 0}
+        for name, row in rows.items():
             known = getattr(router, name)
             added = row if isinstance(row, Tensor) else torch.full((1,), row, dtype=known.dtype)
             setattr(router, name, torch.cat([known, added]))
