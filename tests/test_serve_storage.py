@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import json
 import runpy
 import threading
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from typing import Any
 import pytest
 
 from ostinato.errors import StateError
+from ostinato.ops.snapshot import State
 from ostinato.serve import fleet as fleets
 from ostinato.serve import learning, writer
 from ostinato.serve.fleet import Fleet
@@ -68,6 +71,34 @@ def test_a_snapshot_whose_turn_did_not_come_is_made_anew(
                 done.result(timeout=10)
         assert stream.dirty
     assert Store(tmp_path).snapshots(1)[0].learned == 1  # it was written when the server stopped
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_state_is_let_go_of_without_the_collector(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    """Once it is written, or could not be: the collector takes minutes to come to old objects."""
+    handed: list[weakref.ref[State]] = []
+
+    def hand(job: writer.SnapshotJob) -> None:
+        handed.append(weakref.ref(job.state))
+        writer.Writer.snapshot(fleet.writer, job)
+
+    with serving(tmp_path) as (client, fleet), monkeypatch.context() as patch:
+        teach(client, fleet, "gate", batches(1))
+        assert fleet.writer.flush()
+        patch.setattr(fleet.writer, "snapshot", hand)
+        if fails:
+            patch.setattr(writer, "write_snapshot", full)
+        gc.disable()
+        try:
+            for _ in range(3):
+                fleet._retry.clear()
+                assert fleet.snapshot(fleet.streams["gate"]) is not None
+                small["wait_for"](lambda: not fleet.writer._jobs and fleet.writer._idle)
+            assert [ref() for ref in handed] == [None] * 3
+        finally:
+            gc.enable()
 
 
 def test_a_log_that_cannot_be_written_doubles_no_event_and_gets_every_line_later(

@@ -66,7 +66,7 @@ class SlowWriter(Writer):
         self.durable[job.stream] = max(learned, self.durable.get(job.stream, 0))
         row = SnapshotRow(1, "x", None, "x.1", learned, 0, 0, self.clock.now)
         assert job.finished is not None
-        job.finished(row)
+        job.finished(row, job.began)
         job.done.set_result(row)
 
 

@@ -159,5 +159,5 @@ class ShardWriter(Writer):
             job.done.set_exception(error)
             raise OSError(str(error)) from None
         if job.finished is not None:
-            job.finished(row)
+            job.finished(row, job.began)
         job.done.set_result(row)

@@ -359,10 +359,10 @@ class Fleet:
         handed, unwritten = stream.unwritten.hand(), stream.unwritten
         job = SnapshotJob(stream.id, state, header, name, since=handed.since)
 
-        def finished(row: SnapshotRow) -> None:
+        def finished(row: SnapshotRow, began: float) -> None:
             stream.saved = row.made
             unwritten.written(handed)
-            self.promise.wrote(self.promise.clock() - job.began)
+            self.promise.wrote(self.promise.clock() - began)
 
         def done(future: Future[SnapshotRow]) -> None:
             if not future.cancelled() and future.exception() is not None:

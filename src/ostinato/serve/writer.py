@@ -58,6 +58,8 @@ class SnapshotJob:
         since: when the oldest update happened that is in it and not on disk, by the monotonic
             clock. The state with the oldest one is written first.
         began: when its turn came.
+        finished: told the row, and when the turn came. It must not know the job: a cycle would
+            keep the state until the collector comes, which takes minutes.
     """
 
     stream: int
@@ -66,7 +68,7 @@ class SnapshotJob:
     name: str | None = None
     since: float = field(default_factory=time.monotonic)
     began: float = 0.0
-    finished: Callable[[SnapshotRow], None] | None = None
+    finished: Callable[[SnapshotRow, float], None] | None = None
     done: Future[SnapshotRow] = field(default_factory=Future)
 
 
@@ -187,6 +189,7 @@ class Writer:
     def _work(self) -> None:
         connection: sqlite3.Connection | None = None
         while True:
+            job = None  # what was written is let go of before the next one comes
             with self._ready:
                 self._idle = True
                 while not (self._rows or self._jobs or self._lines or self._stopping):
@@ -278,7 +281,7 @@ class Writer:
             job.done.set_exception(error)
             raise
         if job.finished is not None:
-            job.finished(row)
+            job.finished(row, job.began)
         job.done.set_result(row)
         if time.monotonic() - self._trimmed > TRIM:  # what is freed lies between what is in use
             self._trimmed = time.monotonic()
@@ -287,6 +290,7 @@ class Writer:
     def _give_back(self, rows: list[Row], job: SnapshotJob | None, error: Exception) -> None:
         """Say what is wrong and try again later; a failed snapshot is made anew by its stream."""
         self.trouble = f"{type(error).__name__}: {error}"[:200]
+        _without_traceback(error)
         if job is not None and not job.done.done():  # its turn did not even come
             job.done.set_exception(error)
         with self._ready:
@@ -297,3 +301,12 @@ class Writer:
                 return
             self._rows.extendleft(reversed(rows))
             self._ready.wait(RETRY)
+
+
+def _without_traceback(error: BaseException | None) -> None:
+    """Let go of the frames that an error came through: they hold the state, and its job the error.
+
+    Each state that could not be written would stay until the collector comes.
+    """
+    while error is not None:
+        error.__traceback__, error = None, error.__context__
