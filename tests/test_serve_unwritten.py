@@ -157,10 +157,24 @@ def test_no_update_stays_unwritten_for_longer_than_may_be_lost(
 
 
 def test_with_one_fixed_share_they_would(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Promise, "early", lambda self, streams: EARLY * self.seconds)
+    for name in ("early", "latest"):
+        monkeypatch.setattr(Promise, name, lambda self, streams: EARLY * self.seconds)
     monkeypatch.setattr(Promise, "lags", lambda self, streams, oldest: False)
     for at, way in enumerate(("longer than may be lost", "slower disk", "both")):
         assert Simulated(tmp_path / str(at), monkeypatch, *WAYS[way]).run(200).oldest > 4.0
+
+
+def test_few_copies_of_states_wait_where_there_is_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of them may be due at once: those that learned in the same second."""
+    found = Simulated(tmp_path, monkeypatch, *WAYS["quick"], streams=24, seconds=60.0).run(60)
+    most = [0]
+    found.clock.watchers.append(lambda: most.append(found.writer.waiting))
+    found.run(900)
+    assert found.clock.now > 2 * 60.0
+    assert 0 < max(most) <= fleets.COPIES
+    assert 0 < found.oldest <= 60.0
 
 
 def test_states_are_not_written_more_often_than_they_have_to_be(

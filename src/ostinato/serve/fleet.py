@@ -39,6 +39,8 @@ from ostinato.serve.writer import SnapshotJob, Writer
 
 AT_HAND = 64
 """Answers of a stream that are kept in memory; older ones are looked up on disk."""
+COPIES = 2
+"""States that wait to be written while there is time: each is a copy, and all may be due then."""
 AGAIN = 5.0
 """Seconds after which a snapshot that failed is tried again."""
 
@@ -321,12 +323,17 @@ class Fleet:
         return None
 
     def _tick(self, learning: Stream | None) -> None:
-        """Write what is due; the stream that is learning is not in one piece at this moment."""
-        early, most = self.promise.early(self._unwritten()), self.settings.snapshots.updates
-        for stream in list(self.streams.values()):
-            if stream is learning or not stream.dirty:
-                continue
-            if stream.dirty >= most or stream.unwritten.waits() >= early:
+        """Write what is due, the oldest first, a few at a time unless it would get too old.
+
+        The stream that is learning is not in one piece at this moment.
+        """
+        count, most = self._unwritten(), self.settings.snapshots.updates
+        early, latest = self.promise.early(count), self.promise.latest(count)
+        streams = [one for one in list(self.streams.values()) if one is not learning and one.dirty]
+        for stream in sorted(streams, key=lambda one: -one.unwritten.waits()):
+            age = stream.unwritten.waits()
+            due = age >= early and self.writer.waiting < COPIES
+            if due or age >= latest or stream.dirty >= most:
                 self.snapshot(stream)
 
     def _unwritten(self) -> int:

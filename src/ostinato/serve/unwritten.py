@@ -132,6 +132,8 @@ class Promise:
     >>> promise.wrote(0.1)
     >>> promise.early(streams=1), promise.early(streams=200)  # the disk is busy
     (30.0, 18.0)
+    >>> promise.latest(streams=1)
+    57.8
     >>> promise.lags(streams=200, oldest=1.0), promise.lags(streams=300, oldest=1.0)
     (False, True)
     """
@@ -153,11 +155,14 @@ class Promise:
         """How long writing so many states may take."""
         return streams * max((SLOWER * one for one in tuple(self._wrote)), default=self.seconds)
 
-    def early(self, streams: int) -> float:
+    def latest(self, streams: int) -> float:
         """The age at which an update has to be handed over, where so many streams have some."""
         known = self._learned if len(self._learned) >= FEW else (self.seconds,)
-        rest = self.seconds - LONGER * max(known) - self._writing(streams)
-        return max(0.0, min(EARLY * self.seconds, rest))
+        return max(0.0, self.seconds - LONGER * max(known) - self._writing(streams))
+
+    def early(self, streams: int) -> float:
+        """The age from which on it is, one by one, where there is more time than that."""
+        return min(EARLY * self.seconds, self.latest(streams))
 
     def lags(self, streams: int, oldest: float) -> bool:
         """Whether learning has to wait for the disk.

@@ -143,6 +143,11 @@ class Writer:
             self._jobs.append(job)
             self._ready.notify()
 
+    @property
+    def waiting(self) -> int:
+        """States that were handed over and are not written, each of them a copy."""
+        return len(self._jobs) + (self._job is not None)
+
     def oldest(self) -> float:
         """Seconds since the oldest update that waits to be written, or is being written."""
         with self._ready:
