@@ -33,6 +33,7 @@ from ostinato.methods.moving import Moving
 from ostinato.methods.persistence import Persistent
 from ostinato.methods.sharing import Sharing
 from ostinato.models import VisionModel, fingerprint
+from ostinato.ops.allocator import hold_little
 from ostinato.ops.around import Around
 from ostinato.ops.batchnorm import BatchStatistics, OtherStatistics, moves_batch_norms
 from ostinato.ops.blocks import choose_blocks
@@ -259,6 +260,8 @@ class Method(Answering, Persistent, Moving, Sharing, nn.Module):
                     output = self.advance(batch).part(batch.mine)
             finally:
                 self.model.release()
+        if self.model.device.type == "cpu":  # elsewhere, what a step frees is not this memory
+            hold_little()
         output.seconds = time.perf_counter() - started
         self.last = output
         return output
