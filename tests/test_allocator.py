@@ -12,7 +12,7 @@ from torch import Tensor
 import ostinato
 from ostinato.checks import small_batches, small_model
 from ostinato.ops import allocator
-from ostinato.ops.allocator import give_back, hold_little, resident
+from ostinato.ops.allocator import Held, give_back, hold_little, resident
 from ostinato.soak.memory import memory
 
 glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
@@ -61,7 +61,8 @@ def test_threads_share_arenas_where_the_c_library_can(monkeypatch: pytest.Monkey
 
 @glibc
 @proc
-def test_batches_hold_little_between_them() -> None:
+def test_batches_hold_little_between_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(allocator, "_held", Held())
     adapted, batch = ostinato.adapt(small_model(), "tent"), small_batches(1)[0]
     adapted(batch)
     give_back()
@@ -75,7 +76,8 @@ def test_batches_hold_little_between_them() -> None:
 
 @glibc
 @proc
-def test_what_one_update_frees_may_stay() -> None:
+def test_what_one_update_frees_may_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(allocator, "_held", Held())
     give_back()
     kept = scattered(1 / 16)
     before = resident()
@@ -86,13 +88,32 @@ def test_what_one_update_frees_may_stay() -> None:
     assert resident() < 1.1 * before
 
 
-def test_rest_is_the_least_since_pages_went_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes = iter([1000, 1100, 800, 899, 900, 901, 850, 956, 957, 957])
-    monkeypatch.setattr(allocator, "_rest", None)
-    monkeypatch.setattr(allocator, "resident", lambda: next(sizes))
+def of_sizes(monkeypatch: pytest.MonkeyPatch, *sizes: int) -> None:
+    """A process that has these sizes one after the other, as they are asked for."""
+    known = iter(sizes)
+    monkeypatch.setattr(allocator, "_held", Held())
+    monkeypatch.setattr(allocator, "resident", lambda: next(known))
     monkeypatch.setattr(allocator, "_trim", lambda: lambda _: 1)
+
+
+def test_rest_is_the_least_since_pages_went_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    of_sizes(monkeypatch, 1000, 1100, 800, 899, 900, 901, 850, 956, 957, 957)
     # 901 is more than an eighth above 800; what is left then, 850, is at rest from there on.
     assert [hold_little() for _ in range(8)] == [False] * 5 + [True] + [False, True]
+
+
+def test_batches_that_all_take_much_are_let_be_for_the_most_part(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    of_sizes(monkeypatch, 100, *(150, 100) * 1000)
+    hold_little()
+    found = []
+    for _ in range(200):
+        found.append(hold_little())
+        if not found[-1]:
+            allocator.resident()  # as small again before the next batch
+    assert all(found[:8])
+    assert sum(found[40:]) == 160 / 8
 
 
 def test_a_system_that_does_not_tell_is_left_alone(
