@@ -31,7 +31,7 @@ class Held:
     """
 
     rest: int | None = None
-    turns: float = _SELDOM
+    turns: float = float(_SELDOM)
 
 
 _held = Held()
