@@ -11,8 +11,11 @@ from torch import Tensor
 
 import ostinato
 from ostinato.checks import small_batches, small_model
+from ostinato.checks.building import builder
+from ostinato.methods import base
 from ostinato.ops import allocator
 from ostinato.ops.allocator import Held, give_back, hold_little, resident
+from ostinato.registry import METHODS
 from ostinato.soak.memory import memory
 
 glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
@@ -72,6 +75,17 @@ def test_batches_hold_little_between_them(monkeypatch: pytest.MonkeyPatch) -> No
         adapted(batch)
         used = sum(one.nbytes for one in kept)
         assert resident() < 1.15 * rest + used  # an eighth, and what the batch itself may leave
+
+
+@pytest.mark.parametrize("way", ["step", "learn"])
+def test_whatever_learns_holds_little(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    adapted, asked = builder("ostinato", METHODS["ostinato"], {})(), list[int]()
+    monkeypatch.setattr(base, "hold_little", lambda: asked.append(1))
+    batch = small_batches(1)[0]
+    adapted.predict(batch)
+    assert not asked
+    adapted.learn() if way == "learn" else adapted.step(batch)
+    assert len(asked) == 1
 
 
 @glibc

@@ -260,8 +260,7 @@ class Method(Answering, Persistent, Moving, Sharing, nn.Module):
                     output = self.advance(batch).part(batch.mine)
             finally:
                 self.model.release()
-        if self.model.device.type == "cpu":  # elsewhere, what a step frees is not this memory
-            hold_little()
+        self._hold_little()
         output.seconds = time.perf_counter() - started
         self.last = output
         return output
@@ -348,6 +347,11 @@ class Method(Answering, Persistent, Moving, Sharing, nn.Module):
             nesterov=self.config.nesterov,
         )
         self.track("optimizer", OptimizerState(self.optimizer))
+
+    def _hold_little(self) -> None:
+        """See `hold_little`; on a GPU, what a batch frees is not the host's memory."""
+        if self.model.device.type == "cpu":
+            hold_little()
 
     def _annealing(self) -> float:
         return cosine(self.counters["steps"], self.config.total_steps)
