@@ -360,6 +360,7 @@ class Ostinato(Counted):
                 levels, described, classes = self.queue.pop(0)
                 self._take_in(levels.float() / 255, described, classes)
                 moved |= self._learn_waiting(classes)
+        self._hold_little()
         return moved
 
     def source_logits(self, batch: Input) -> Tensor:
