@@ -31,7 +31,7 @@ def give_back() -> bool:
     return trim is not None and bool(trim(0))
 
 
-def share_arenas(count: int = 2) -> bool:
+def share_arenas(count: int = 1) -> bool:
     """Let all threads allocate from a few places; whether the C library does so.
 
     Each thread has one of its own otherwise, and what one frees there no other uses. To be called

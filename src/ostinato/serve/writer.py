@@ -215,6 +215,8 @@ class Writer:
                 self._job = None
                 self._write_lines()
                 self.trouble = None
+                job = None
+                self._trim()
             except (sqlite3.Error, OSError, StateError) as error:
                 if connection is not None:
                     connection.close()
@@ -222,6 +224,12 @@ class Writer:
                 self._give_back(rows, job, error)
         if connection is not None:
             connection.close()
+
+    def _trim(self) -> None:
+        """Let free memory go: what answers and learning leave lies between what is in use."""
+        if time.monotonic() - self._trimmed > TRIM:
+            self._trimmed = time.monotonic()
+            give_back()
 
     def write_rows(self, connection: sqlite3.Connection, rows: list[Row]) -> None:
         """Write events and answers, and remove old ones."""
@@ -288,9 +296,6 @@ class Writer:
         if job.finished is not None:
             job.finished(row, job.began)
         job.done.set_result(row)
-        if time.monotonic() - self._trimmed > TRIM:  # what is freed lies between what is in use
-            self._trimmed = time.monotonic()
-            give_back()
 
     def _give_back(self, rows: list[Row], job: SnapshotJob | None, error: Exception) -> None:
         """Say what is wrong and try again later; a failed snapshot is made anew by its stream."""
