@@ -320,7 +320,7 @@ def test_free_memory_goes_back_once_nothing_was_written_for_a_while(
     working.start()
     for round_ in range(3):  # a pause each; in none of them more than once
         working.event(None, "noted")
-        wait_for(lambda expected=round_ + 1: len(given) == expected)
+        small["wait_for"](lambda expected=round_ + 1: len(given) == expected)
         threading.Event().wait(0.2)
         assert len(given) == round_ + 1
     working.stop()
