@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 HEAD = 32 * 1024
@@ -15,17 +16,30 @@ class Sink:
 
     Handed on piece by piece, a long body wakes its reader for every 64 kB, and each time the event
     loop needs the interpreter; like this its reader wakes once, and fewer copies are made.
+
+    The request knows its sink. What the sink holds on to would stay for as long: a whole body as
+    long as its connection is open, and with the request itself in it, until the collector comes.
     """
 
     def __init__(self) -> None:
-        self.cycle: Any = None
+        self._cycle: Any = None
+        self._whole = False
         self.body: bytearray | None = None
+
+    def of(self, cycle: Any) -> None:
+        """Say which request it is."""
+        self._cycle = weakref.ref(cycle)
 
     def begin(self, body: bytearray) -> None:
         """Gather everything in a buffer from now on; what has come already first."""
-        body += self.cycle.body
-        self.cycle.body = bytearray()
-        self.body = body
+        cycle = self._cycle()
+        body += cycle.body
+        cycle.body = bytearray()
+        self.body = None if self._whole else body
+
+    def end(self) -> None:
+        """All of the body has come."""
+        self._whole, self.body = True, None
 
 
 def choose_parser() -> dict[str, Any]:
@@ -57,7 +71,7 @@ def choose_parser() -> dict[str, Any]:
         def on_headers_complete(self) -> None:
             """Its body begins."""
             super().on_headers_complete()
-            self.sink.cycle = self.cycle
+            self.sink.of(self.cycle)
 
         def on_body(self, body: bytes) -> None:
             """Pieces of a body come with their sizes, which may be longer than they are."""
@@ -66,5 +80,10 @@ def choose_parser() -> dict[str, Any]:
                 super().on_body(body)
             elif not self.cycle.response_complete:
                 self.sink.body += body
+
+        def on_message_complete(self) -> None:
+            """A request has come whole."""
+            super().on_message_complete()
+            self.sink.end()
 
     return {"http": Bounded}
