@@ -23,7 +23,7 @@ from fastapi.testclient import TestClient
 
 from ostinato.methods.ostinato.common import Prepared
 from ostinato.methods.ostinato.desk import InUse
-from ostinato.serve import reading
+from ostinato.serve import wire
 from ostinato.serve.batching import Job
 from ostinato.serve.fleet import Fleet
 from ostinato.serve.forwards import Forwards
@@ -223,7 +223,7 @@ def test_a_body_arrives_as_it_was_sent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
     begun, begin = list[int](), Sink.begin
-    monkeypatch.setattr(Sink, "begin", lambda self, body: begun.append(1) or begin(self, body))
+    monkeypatch.setattr(Sink, "begin", lambda self, length: begun.append(1) or begin(self, length))
     images = torch.randint(0, 256, (64, 3, 32, 32), dtype=torch.uint8)
     body = small["npy"](images)
     head = "POST /v1/streams/gate/predict?sequence=%d HTTP/1.1\r\nhost: 127.0.0.1\r\n"
@@ -267,17 +267,14 @@ def test_a_body_arrives_as_it_was_sent(
 def test_a_body_is_let_go_of_without_the_collector(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Known(bytearray):
-        """Bytes that can be asked whether they are still there."""
+    made = list[weakref.ref[Any]]()
 
-    made = list[weakref.ref[Known]]()
+    def room(length: int) -> memoryview:
+        whole = np.empty(length, np.uint8)
+        made.append(weakref.ref(whole))
+        return memoryview(whole)
 
-    def make() -> Known:
-        body = Known()
-        made.append(weakref.ref(body))
-        return body
-
-    monkeypatch.setattr(reading, "bytearray", make, raising=False)
+    monkeypatch.setattr(wire, "room", room)
     kind = {"content-type": "application/x-npy"}
     with small["listening"](tmp_path) as (address, fleet):
         fleet.open("gate").frozen = True
