@@ -8,6 +8,7 @@ together in other numbers nor streams that learn need a new capture. Growth of t
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -125,6 +126,7 @@ class Wholes:
             logits, replay = capture.record(work, self._pool)
         except RuntimeError as error:  # a model that asks the host for numbers cannot be captured
             self.refused = str(error)
+            logging.getLogger("ostinato").warning("answers are not captured: %s", error)
             return None
         self.made += 1
         return Whole(given, index, logits, replay)
