@@ -29,6 +29,8 @@ def prepared(given: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], l
         "limits": {"rate": 1e6, "streams": given.streams + 1, "body_mb": 64},
         "events": 1_000_000,
     }
+    if given.trusting:  # random weights are surer of nothing
+        settings["settings"] = {"trust": False}
     if given.model == "embedded":
         kept = images(40 * given.images).reshape(-1, given.images, 3, 32, 32)
         return settings, [as_npy(part) for part in kept], NPY

@@ -12,6 +12,9 @@ from typing import Any
 import torch
 from _serving import images
 
+Work = tuple[str, Callable[[], Any]]
+"""What one batch is answered by, and how."""
+
 
 def pace(work: Callable[[], Any], given: argparse.Namespace) -> float:
     """Images a second."""
@@ -28,7 +31,7 @@ def pace(work: Callable[[], Any], given: argparse.Namespace) -> float:
     return count / (time.perf_counter() - began)
 
 
-def plain(given: argparse.Namespace, folder: Path) -> tuple[str, Callable[[], Any]]:
+def plain(given: argparse.Namespace, folder: Path) -> Work:
     """What one batch is answered by, and how."""
     if given.model != "embedded":
         return "the plain forward", _forward(given, folder)

@@ -22,17 +22,16 @@ import argparse
 import tempfile
 import time
 from collections import Counter
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
 
 import torch
 from _serve_bodies import prepared
 from _serve_check import check
+from _serve_crowd import Crowd
 from _serve_meter import read, told
-from _serve_plain import pace, plain
-from _serving import Caller, Note, Server, quantile, run_callers
+from _serve_plain import Work, pace, plain
+from _serving import Caller, Note, Server, quantile
 
 TOLD = 10.0
 """Seconds between two lines while the load goes on."""
@@ -48,6 +47,10 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--share", type=float, default=0.5, help="of learning, while busy")
     parser.add_argument("--images", type=int, default=8, help="of a request")
     parser.add_argument("--warm", type=int, default=0, help="requests of a stream learned before")
+    parser.add_argument(
+        "--taught", type=int, default=0, help="the same, before it is measured again"
+    )
+    parser.add_argument("--trusting", action="store_true", help="experts act, sure or not")
     parser.add_argument("--visit", type=int, default=20, help="requests under one weather in a row")
     parser.add_argument("--batch", type=int, default=64, help="images of a common forward")
     parser.add_argument("--cores", type=int, help="cores of the server; all unless given")
@@ -84,32 +87,28 @@ def load(
     half = time.monotonic() + seconds / 2
     names = [f"cam-{at}" for at in range(given.speaking or given.streams)]
     count = min(callers or given.callers, len(names))
-    processes = min(given.processes, count)
     options = {"kind": kind, "pause": pause, "start": start, "keep": 9, "visit": given.visit}
     options["top"] = given.top
-    groups = [[names[at::count] for at in range(one, count, processes)] for one in range(processes)]
-    with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
-        work = [
-            pool.submit(run_callers, server.port, group, bodies, seconds, options, seed)
-            for seed, group in enumerate(groups)
-        ]
-        memory, last = list[float](), read(server)
-        while not all(one.done() for one in work):
-            memory.append(server.memory())
-            time.sleep(min(2.0, seconds / 20))
-            now = read(server) if told_of and time.monotonic() - last.at > told_of else last
-            if now is not last:
-                print(f"  {memory[-1]:.0f} MB; {told(last, now)}", flush=True)
-                last = now
-            if seconds > 120 and half and time.monotonic() > half:
-                half = 0.0
-                summary(server, "at half time")
-        found = [one.result() for one in work]
+    groups = [names[at::count] for at in range(count)]
+    work = given.crowd.begin(server.port, groups, bodies, seconds, options)
+    memory, last = list[float](), read(server)
+    while not all(one.done() for one in work):
+        memory.append(server.memory())
+        time.sleep(min(2.0, seconds / 20))
+        now = read(server) if told_of and time.monotonic() - last.at > told_of else last
+        if now is not last:
+            print(f"  {memory[-1]:.0f} MB; {told(last, now)}", flush=True)
+            last = now
+        if seconds > 120 and half and time.monotonic() > half:
+            half = 0.0
+            summary(server, "at half time")
+    found = [one.result() for one in work]
     return [note for notes, _ in found for note in notes], memory, sum(n for _, n in found)
 
 
 def main() -> None:
     given = parse()
+    given.crowd = Crowd(given.processes)
     torch.set_num_threads(given.threads)
     with tempfile.TemporaryDirectory() as place:
         folder, began = Path(place), time.monotonic()
@@ -123,10 +122,13 @@ def main() -> None:
         notes, memory, broken = load(server, given, bodies, kind, given.seconds, told_of=every)
         rate = report(notes, memory, broken, given.seconds, given)
         summary(server, "at the end")
-        ratio(server, given, bodies, kind, folder)
+        work = plain(given, folder) if given.turns else None
+        ratio(server, given, bodies, kind, work)
+        taught(server, given, bodies, kind, work)
         still(server, given, bodies, kind)
         costs(server, given, bodies, kind, rate)
         end(server, given, folder)
+        given.crowd.stop()
         if given.checked:
             check(folder, given, bodies, notes)
 
@@ -169,9 +171,16 @@ def still(server: Server, given: argparse.Namespace, bodies: list[bytes], kind: 
 
 def warm_up(server: Server, given: argparse.Namespace, bodies: list[bytes], kind: str) -> None:
     """Let every stream learn from so many requests first: it meets its domains."""
+    teach(server, given, bodies, kind, given.warm)
+
+
+def teach(
+    server: Server, given: argparse.Namespace, bodies: list[bytes], kind: str, requests: int
+) -> None:
+    """Let every stream that speaks learn from so many requests."""
     names, step = [f"cam-{at}" for at in range(given.speaking or given.streams)], 20
-    for first in range(0, given.warm, step):
-        count, until = min(step, given.warm - first), time.monotonic() + 1e6
+    for first in range(0, requests, step):
+        count, until = min(step, requests - first), time.monotonic() + 1e6
         callers = [
             Caller(server.port, [name], bodies, until, kind=kind, visit=given.visit, turns=count,
                    top=given.top, start=40_000_000 + first, seed=first)
@@ -186,8 +195,22 @@ def warm_up(server: Server, given: argparse.Namespace, bodies: list[bytes], kind
                     print(f"{note.stream}, request {note.sequence}: {note.status} {note.said}")
         while any(one["waiting"] for one in server.get("/v1/streams")[1]):
             time.sleep(0.5)
-    if given.warm:
-        summary(server, f"after {given.warm} requests of each stream")
+    if requests:
+        summary(server, f"after {requests} requests of each stream")
+
+
+def taught(
+    server: Server, given: argparse.Namespace, bodies: list[bytes], kind: str, work: Work | None
+) -> None:
+    """The same load and the same turns once more, with streams that have met domains."""
+    if not given.taught:
+        return
+    teach(server, given, bodies, kind, given.taught)
+    for seconds in (given.seconds / 2, given.seconds):  # first whatever is made once
+        start = int(50_000_000 + 1_000_000 * seconds)
+        found = load(server, given, bodies, kind, seconds, start=start, told_of=TOLD / 2)
+    report(*found, given.seconds, given)
+    ratio(server, given, bodies, kind, work, start=60_000_000)
 
 
 def report(
@@ -254,19 +277,20 @@ def costs(
 
 
 def ratio(
-    server: Server, given: argparse.Namespace, bodies: list[bytes], kind: str, folder: Path
-) -> None:
+    server: Server, given: argparse.Namespace, bodies: list[bytes], kind: str, work: Work | None,
+    start: int = 20_000_000,
+) -> None:  # fmt: skip
     """Images a second, served and by the library, in turns: others may use the machine too."""
-    if given.turns < 1:
+    if work is None:
         return
-    what, work = plain(given, folder)
+    what, alone_way = work
     served, alone = list[float](), list[float]()
     for turn in range(given.turns):
-        start = 20_000_000 + 1_000_000 * turn
-        notes, _, _ = load(server, given, bodies, kind, given.turn, start=start)
+        first = start + 1_000_000 * turn
+        notes, _, _ = load(server, given, bodies, kind, given.turn, start=first)
         served.append(sum(note.status == 200 for note in notes) * given.images / given.turn)
         server.pause(True)  # what it still learns would take the library's time
-        alone.append(pace(work, given))
+        alone.append(pace(alone_way, given))
         server.pause(False)
         print(f"  served {served[-1]:.0f}, {what} {alone[-1]:.0f} images/s", flush=True)
     shares = sorted(mine / its for mine, its in zip(served, alone, strict=True))

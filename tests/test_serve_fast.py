@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import http.client
 import runpy
 import socket
 import time
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,6 +23,7 @@ from fastapi.testclient import TestClient
 
 from ostinato.methods.ostinato.common import Prepared
 from ostinato.methods.ostinato.desk import InUse
+from ostinato.serve import wire
 from ostinato.serve.batching import Job
 from ostinato.serve.fleet import Fleet
 from ostinato.serve.forwards import Forwards
@@ -220,7 +223,7 @@ def test_a_body_arrives_as_it_was_sent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
     begun, begin = list[int](), Sink.begin
-    monkeypatch.setattr(Sink, "begin", lambda self, body: begun.append(1) or begin(self, body))
+    monkeypatch.setattr(Sink, "begin", lambda self, length: begun.append(1) or begin(self, length))
     images = torch.randint(0, 256, (64, 3, 32, 32), dtype=torch.uint8)
     body = small["npy"](images)
     head = "POST /v1/streams/gate/predict?sequence=%d HTTP/1.1\r\nhost: 127.0.0.1\r\n"
@@ -259,6 +262,34 @@ def test_a_body_arrives_as_it_was_sent(
     assert len(seen) == 3
     assert all(torch.equal(one, images) for one in seen)
     assert len(begun) == (0 if way == "chunked" else 3)
+
+
+def test_a_body_is_let_go_of_without_the_collector(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = list[weakref.ref[Any]]()
+
+    def room(length: int) -> memoryview:
+        whole = np.empty(length, np.uint8)
+        made.append(weakref.ref(whole))
+        return memoryview(whole)
+
+    monkeypatch.setattr(wire, "room", room)
+    kind = {"content-type": "application/x-npy"}
+    with small["listening"](tmp_path) as (address, fleet):
+        fleet.open("gate").frozen = True
+        where = f"{address}/v1/streams/gate/predict"
+        gc.collect()
+        gc.disable()
+        with httpx.Client() as client:
+            for size in (2, 64, 64, 2):  # whole before anybody asks for it, and piece by piece
+                content = small["npy"](torch.zeros(size, 3, 32, 32, dtype=torch.uint8))
+                assert client.post(where, content=content, headers=kind).status_code == 200
+            time.sleep(0.2)  # the last one's answer is known before its forward is put away
+            alive = sum(one() is not None for one in made)
+        gc.enable()
+    assert len(made) == 4
+    assert alive <= 1, choose_parser()
 
 
 def test_who_goes_away_in_the_middle_of_a_body_harms_nobody(tmp_path: Path) -> None:

@@ -306,3 +306,22 @@ def test_a_stream_that_never_learned_takes_no_room_and_comes_back(tmp_path: Path
     with serving(tmp_path) as (client, fleet):
         assert fleet.streams["silent"].dirty == 0
         assert ask(client, "silent", batches(1)[0]).status_code == 200
+
+
+def test_free_memory_goes_back_once_nothing_was_written_for_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = []
+    monkeypatch.setattr(writer, "give_back", lambda: given.append(True))
+    monkeypatch.setattr(writer, "REST", 0.05)
+    store = Store(tmp_path)
+    store.take()
+    working = writer.Writer(store, keep=1, events=10, answers=10)
+    working.start()
+    for round_ in range(3):  # a pause each; in none of them more than once
+        working.event(None, "noted")
+        small["wait_for"](lambda expected=round_ + 1: len(given) == expected)
+        threading.Event().wait(0.2)
+        assert len(given) == round_ + 1
+    working.stop()
+    store.close()

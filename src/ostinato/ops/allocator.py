@@ -92,8 +92,8 @@ def resident() -> int:
         return 0
 
 
-def share_arenas(count: int = 2) -> bool:
-    """Let all threads allocate from a few places; whether the C library does so.
+def share_arenas(count: int = 1) -> bool:
+    """Let all threads allocate from one place, or a few; whether the C library does so.
 
     Each thread has one of its own otherwise, and what one frees there no other uses. To be called
     by a process that owns itself, before its threads begin.

@@ -40,7 +40,9 @@ from ostinato.serve.writer import SnapshotJob, Writer
 AT_HAND = 64
 """Answers of a stream that are kept in memory; older ones are looked up on disk."""
 COPIES = 2
-"""States that wait to be written while there is time: each is a copy, and all may be due then."""
+"""States that wait to be written at most: each is a copy, and all may be due at once."""
+SOON = 0.005
+"""Seconds between two looks at whether fewer wait."""
 AGAIN = 5.0
 """Seconds after which a snapshot that failed is tried again."""
 
@@ -136,6 +138,8 @@ class Fleet:
         for point in self._points:
             point.remove()
         for stream in self.streams.values():
+            while self._crowded():
+                time.sleep(SOON)
             if stream.dirty:
                 self.snapshot(stream)
         self.writer.event(None, "stopped", streams=len(self.streams))
@@ -282,8 +286,6 @@ class Fleet:
             self.writer.event(stream.id, "domain", version=stream.version, text=event)
         stream.watch.note_events(events)
         stream.rollbacks += sum(event.startswith(UNDONE) for event in events)
-        if stream.dirty >= self.settings.snapshots.updates:
-            self.snapshot(stream)
 
     def _keep_input(self, stream: Stream, entry: Entry) -> None:
         """Keep what was learned from; a part that a kill or a full disk left is written anew."""
@@ -323,44 +325,53 @@ class Fleet:
         return None
 
     def _tick(self, learning: Stream | None) -> None:
-        """Write what is due, the oldest first, a few at a time unless it would get too old.
+        """Write what is due, the oldest first, a few at a time: each that waits is a copy.
 
         The stream that is learning is not in one piece at this moment.
         """
-        count, most = self._unwritten(), self.settings.snapshots.updates
-        early, latest = self.promise.early(count), self.promise.latest(count)
-        streams = [one for one in list(self.streams.values()) if one is not learning and one.dirty]
-        for stream in sorted(streams, key=lambda one: -one.unwritten.waits()):
-            age = stream.unwritten.waits()
-            due = age >= early and self.writer.waiting < COPIES
-            if due or age >= latest or stream.dirty >= most:
+        early, most = self.promise.early(self._unwritten()), self.settings.snapshots.updates
+        for stream in sorted(self._pending(), key=lambda one: -one.unwritten.waits()):
+            if self.writer.waiting >= COPIES:
+                return
+            due = stream.unwritten.waits() >= early or stream.dirty >= most
+            if due and stream is not learning:
                 self.snapshot(stream)
+
+    def _crowded(self) -> bool:
+        """Whether enough states wait to be written, by a writer that gets on with it."""
+        working = self.writer.alive() and self.writer.trouble is None
+        return working and self.writer.waiting >= COPIES
+
+    def _pending(self) -> list[Stream]:
+        """Streams with updates that nobody has handed to the writer, but could."""
+        return [one for one in list(self.streams.values()) if one.dirty and self._may_write(one)]
+
+    def _may_write(self, stream: Stream) -> bool:
+        """Whether no failed snapshot of a stream waits its turn."""
+        return self._retry.get(stream.id, 0.0) <= time.monotonic()
 
     def _unwritten(self) -> int:
         """Streams with updates that are not on disk, but could be."""
-        now = time.monotonic()
-        return sum(
-            bool(stream.unwritten) and self._retry.get(stream.id, 0.0) <= now
-            for stream in list(self.streams.values())
-        )
+        streams = list(self.streams.values())
+        return sum(bool(one.unwritten) and self._may_write(one) for one in streams)
 
     def _writing_lags(self) -> bool:
-        """Whether learning waits for the writer, which then gets everything that is unwritten.
+        """Whether learning waits for the writer: an update may make something too old otherwise.
 
+        What could get too old has to be handed over first, and there is room for a few copies.
         It does not wait where nothing can be written: that may take long.
         """
         if self.writer.trouble is not None:
             return False
-        if not self.promise.lags(self._unwritten(), self.writer.oldest()):
-            return False
-        for stream in list(self.streams.values()):
-            if stream.dirty:
-                self.snapshot(stream)
-        return True
+        count = self._unwritten()
+        latest = self.promise.latest(count)
+        if any(stream.unwritten.waits() >= latest for stream in self._pending()):
+            return True
+        return self.promise.lags(count, self.writer.oldest())
 
     def snapshot(self, stream: Stream, name: str | None = None) -> Future[SnapshotRow] | None:
         """Hand the state as it is now to the writer; None while a failed one waits its turn."""
-        if name is None and time.monotonic() < self._retry.get(stream.id, 0.0) and self.ready:
+        if name is None and self.ready and not self._may_write(stream):
             return None
         state, header = stream.capture(images=self.settings.snapshots.images)
         handed, unwritten = stream.unwritten.hand(), stream.unwritten

@@ -83,7 +83,6 @@ class Forwards:
         try:
             with entered(self._routing):
                 ready = self._route(jobs)
-                settle(self._routing)  # the other lane reads what was made here
         except Exception:
             ready = None  # the last step finds out which of them it was
         self._steps[0].submit(self._launch, jobs, ready)
@@ -93,7 +92,6 @@ class Forwards:
         try:
             with entered(self._routing):
                 prepared, versions = self._route(jobs)
-                settle(self._routing)  # the other lane reads what was made here
             began = time.perf_counter()
             with entered(self._lane):
                 launched = prepared.launch()
@@ -116,6 +114,7 @@ class Forwards:
             [len(job.levels) for job in jobs],
             [job.source for job in jobs],
         )
+        settle(self._routing)  # the other lane reads what was made here, of what is held here
         return prepared, [current.version for current in currents]
 
     def _moved(self, jobs: Sequence[Job]) -> Tensor:

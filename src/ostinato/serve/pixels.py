@@ -22,7 +22,7 @@ FORMATS = ("JPEG", "PNG", "WEBP")
 NPY = b"\x93NUMPY"
 HEADER = 512
 """Bytes that the header of an npy file may take."""
-Part: TypeAlias = bytes | bytearray
+Part: TypeAlias = bytes | bytearray | memoryview
 """A file of a request, as it came."""
 
 
@@ -81,7 +81,7 @@ def decode(parts: Sequence[Part], fit: Fit, *, pixels: int, images: int) -> Tens
         raise InputError("There is no image in the request.")
     found, total = [], 0
     for part in parts:
-        if part.startswith(NPY):
+        if is_npy(part):
             tensor = _npy(part, fit, pixels, images - total)
         else:
             tensor = _picture(part, fit, pixels)
@@ -93,6 +93,11 @@ def decode(parts: Sequence[Part], fit: Fit, *, pixels: int, images: int) -> Tens
     if len(sizes) > 1:
         raise InputError("The images of a request have one size: send others by themselves.")
     return found[0] if len(found) == 1 else torch.cat(found)
+
+
+def is_npy(part: Part) -> bool:
+    """Whether a file is a tensor, and no picture."""
+    return bytes(part[: len(NPY)]) == NPY
 
 
 def digest(levels: Tensor) -> str:

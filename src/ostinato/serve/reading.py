@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ostinato.errors import InputError
 from ostinato.serve.guard import TooMuch
-from ostinato.serve.pixels import NPY, Fit, Part, TooLarge, decode, digest
+from ostinato.serve.pixels import Fit, Part, TooLarge, decode, digest, is_npy
 from ostinato.serve.settings import Limits
 from ostinato.serve.wire import SINK
 
@@ -24,7 +24,7 @@ SHORT = 64 * 1024
 async def read_images(request: Request, fit: Fit, limits: Limits) -> tuple[Tensor, str]:
     """(B, 3, H, W) in uint8, and which images these are."""
     parts = await _parts(request, limits.images)
-    if len(parts) == 1 and len(parts[0]) <= SHORT and parts[0].startswith(NPY):
+    if len(parts) == 1 and len(parts[0]) <= SHORT and is_npy(parts[0]):
         return _opened(parts, fit, limits)
     return await asyncio.to_thread(_opened, parts, fit, limits)
 
@@ -34,17 +34,26 @@ def _opened(parts: list[Part], fit: Fit, limits: Limits) -> tuple[Tensor, str]:
     return levels, digest(levels)
 
 
+async def _body(request: Request) -> Part:
+    """All of a body, in memory that may be written to."""
+    sink, length = request.scope.get(SINK), request.headers.get("content-length")
+    if sink is None or length is None:
+        whole = bytearray()
+        async for piece in request.stream():
+            whole += piece
+        return whole
+    body: memoryview = sink.begin(int(length))  # which was checked before it came here
+    async for _ in request.stream():
+        pass  # it goes past here
+    return body
+
+
 async def _parts(request: Request, most: int) -> list[Part]:
     """The files of a request, none of them opened yet."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind in RAW:
-        body = bytearray()  # which a tensor can lie in, so that nobody copies it again
-        sink = request.scope.get(SINK)
-        if sink is not None and "content-length" in request.headers:  # checked before it came here
-            sink.begin(body)
-        async for piece in request.stream():
-            body += piece
-        return [body] if body else []
+        body = await _body(request)  # which a tensor can lie in, so that nobody copies it again
+        return [body] if len(body) else []
     if kind != "multipart/form-data":
         raise HTTPException(415, f"Send multipart/form-data, or one of {', '.join(RAW)}.")
     try:

@@ -53,6 +53,39 @@ class Point:
         }
 
 
+class Mix(dict[int, float]):
+    """How often labels came, older images weighing less; shares of it mean something, sums do not.
+
+    New images weigh more instead of old ones less, so that an image costs the same however many
+    labels there are.
+
+    Args:
+        reach: images by which a weight falls to 1 / e.
+
+    >>> mix = Mix(reach=2.0)
+    >>> mix.add([1])
+    >>> mix.add([2])
+    >>> mix[1] / mix[2]
+    0.5
+    """
+
+    LARGEST = 1e12
+
+    def __init__(self, reach: float) -> None:
+        super().__init__()
+        self._more, self._weight = 1 / (1 - 1 / reach), 1.0
+
+    def add(self, labels: Sequence[int]) -> None:
+        """Take in the labels of some images, all of one weight."""
+        self._weight *= self._more ** len(labels)
+        for label in labels:
+            self[label] = self.get(label, 0.0) + self._weight
+        if self._weight > self.LARGEST:
+            for label in self:
+                self[label] /= self._weight
+            self._weight = 1.0
+
+
 class Watch:
     """Follows one stream's answers.
 
@@ -65,8 +98,7 @@ class Watch:
         self.answered = 0
         self.founded = 0
         self.started = now
-        self._short: dict[int, float] = {}
-        self._long: dict[int, float] = {}
+        self._short, self._long = Mix(SHORT), Mix(LONG)
         self._since: dict[str, float] = {}
         self._undone: float | None = None
         self._lock = threading.Lock()
@@ -98,8 +130,8 @@ class Watch:
                 point.compared += len(labels)
                 point.differing += sum(a != b for a, b in zip(labels, source, strict=True))
             self.answered += len(domains)
-            fade(self._short, labels, SHORT)
-            fade(self._long, labels, LONG)
+            self._short.add(labels)
+            self._long.add(labels)
 
     def note_events(self, events: Sequence[str]) -> None:
         """Take in what happened to domains."""
@@ -158,15 +190,6 @@ def _mix_alarms(short: Mapping[int, float], usual: Mapping[int, float]) -> dict[
     if moved > 0.35 + chance(usual, SHORT):
         return {"class mix": f"{moved:.0%} of the latest answers are of other classes than usual"}
     return {}
-
-
-def fade(counts: dict[int, float], labels: Sequence[int], reach: float) -> None:
-    """Add labels to counts that fade by 1 / reach an image."""
-    kept = (1 - 1 / reach) ** len(labels)
-    for label in counts:
-        counts[label] *= kept
-    for label in labels:
-        counts[label] = counts.get(label, 0.0) + 1
 
 
 def variety(counts: Mapping[int, float]) -> float:

@@ -29,8 +29,8 @@ PENDING = 20_000
 """Events and answers kept while nothing can be written; older ones are dropped, and counted."""
 RETRY = 1.0
 """Seconds between attempts while nothing can be written."""
-TRIM = 2.0
-"""Seconds between two times that free memory goes back to the system."""
+REST = 10.0
+"""Seconds without anything to write after which free memory goes back to the system."""
 PRUNE = 2000
 """Rows after which old ones are removed."""
 
@@ -102,7 +102,7 @@ class Writer:
         self._ready = threading.Condition()
         self._stopping = self._idle = False
         self._unpruned: dict[int, int] = {}
-        self._trimmed = time.monotonic()
+        self._resting = True  # nothing was done since free memory went back
         self._thread = threading.Thread(target=self._work, name="ostinato-writer", daemon=True)
 
     def start(self) -> None:
@@ -198,8 +198,8 @@ class Writer:
             with self._ready:
                 self._idle = True
                 while not (self._rows or self._jobs or self._lines or self._stopping):
-                    self._ready.wait()
-                self._idle = False
+                    self._rest()
+                self._idle = self._resting = False
                 if self._stopping and not (self._rows or self._jobs):
                     break
                 rows = [self._rows.popleft() for _ in range(min(len(self._rows), 1000))]
@@ -222,6 +222,16 @@ class Writer:
                 self._give_back(rows, job, error)
         if connection is not None:
             connection.close()
+
+    def _rest(self) -> None:
+        """Wait until there is something to write; after a while let free memory go, once.
+
+        Not under load: what was free is used again at once, and would have to be asked for anew.
+        """
+        came = self._ready.wait(None if self._resting else REST)
+        if not came and not self._resting:
+            self._resting = True
+            give_back()
 
     def write_rows(self, connection: sqlite3.Connection, rows: list[Row]) -> None:
         """Write events and answers, and remove old ones."""
@@ -288,9 +298,6 @@ class Writer:
         if job.finished is not None:
             job.finished(row, job.began)
         job.done.set_result(row)
-        if time.monotonic() - self._trimmed > TRIM:  # what is freed lies between what is in use
-            self._trimmed = time.monotonic()
-            give_back()
 
     def _give_back(self, rows: list[Row], job: SnapshotJob | None, error: Exception) -> None:
         """Say what is wrong and try again later; a failed snapshot is made anew by its stream."""

@@ -8,6 +8,7 @@ together in other numbers nor streams that learn need a new capture. Growth of t
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from torch import Tensor
 from ostinato.domains.table import Array
 from ostinato.experts.stack import Rows, StackPass
 from ostinato.methods.ostinato import capture
-from ostinato.methods.ostinato.turns import COUNTED, is_older, on
+from ostinato.methods.ostinato.turns import COUNTED, Turns, is_older, on
 
 SEEN = 2
 """Forwards of a kind that are run without a capture first."""
@@ -72,7 +73,7 @@ class Wholes:
         self._kept: dict[Any, Whole] = {}
         self._seen: dict[Any, int] = {}
         self._rows: Rows | None = None
-        self._lock = threading.Lock()
+        self._lock, self._turns = threading.Lock(), Turns()
         self._pool: Any = None
         self.made = 0
         self.refused: str | None = None
@@ -89,16 +90,19 @@ class Wholes:
             if is_older(rows, self._rows):
                 return None
             if self._rows is not rows:  # they grew: what is captured reads the old ones
-                self._kept, self._rows = {}, rows
+                # Memory that all captures have left cannot be captured in again.
+                self._kept, self._rows, self._pool = {}, rows, None
             found = self._kept.pop(key, None) or self._make(key, pixels, rows)
             if found is None:
                 return None
             self._kept[key] = found  # the latest come last
+            self._turns.begin(pixels.device)
             found.pixels[:count].copy_(pixels)
-            found.index[:count].copy_(torch.from_numpy(index))
-            found.index[count:].zero_()
+            found.index.copy_(_padded(index, found.index), non_blocking=True)
             found.replay()
-            return found.logits[:count].clone()
+            logits = found.logits[:count].clone()
+            self._turns.end(pixels.device)
+            return logits
 
     def _make(self, key: Any, pixels: Tensor, rows: Rows) -> Whole | None:
         size, maps, branches = key
@@ -118,9 +122,21 @@ class Wholes:
             return self._forward(given, StackPass(index, rows, maps=maps, branches=branches))
 
         try:
+            self._turns.begin(pixels.device)
             logits, replay = capture.record(work, self._pool)
         except RuntimeError as error:  # a model that asks the host for numbers cannot be captured
             self.refused = str(error)
+            logging.getLogger("ostinato").warning("answers are not captured: %s", error)
             return None
         self.made += 1
         return Whole(given, index, logits, replay)
+
+
+def _padded(index: Array, like: Tensor) -> Tensor:
+    """Rows of all images of a filled batch, in memory that a GPU reads without anybody waiting.
+
+    From other memory a copy would wait for every forward that was sent off before.
+    """
+    whole = torch.zeros(len(like), dtype=torch.long, pin_memory=like.is_cuda)
+    whole[: len(index)] = torch.from_numpy(index)
+    return whole
