@@ -229,7 +229,6 @@ class Writer:
         """Wait until there is something to write; after a while let free memory go, once."""
         came = self._ready.wait(None if self._resting else TRIM)
         if not came and not self._resting:
-            self._resting = True
             self._trim()
 
     def _trim(self) -> None:
@@ -238,7 +237,7 @@ class Writer:
         Bodies that wait to be learned from and experts lie between what forwards leave, so that
         the next forward's tensors fit nowhere there: it would take new pages, for hours.
         """
-        self._trimmed = time.monotonic()
+        self._trimmed, self._resting = time.monotonic(), True
         give_back()
 
     def write_rows(self, connection: sqlite3.Connection, rows: list[Row]) -> None:
