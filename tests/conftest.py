@@ -62,6 +62,6 @@ def batches() -> list[Tensor]:
     return small_batches(9)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def statistics() -> SourceStatistics:
     return collect_statistics(small_model(), torch.cat(small_batches(4, seed=9)))
