@@ -74,7 +74,7 @@ def test_batches_hold_little_between_them(monkeypatch: pytest.MonkeyPatch) -> No
         kept += scattered(1 / 6)
         adapted(batch)
         used = sum(one.nbytes for one in kept)
-        assert resident() < 1.15 * rest + used  # an eighth, and what the batch itself may leave
+        assert resident() < 1.12 * rest + used  # a tenth, and what the batch itself may leave
 
 
 @pytest.mark.parametrize("way", ["step", "learn"])
@@ -111,8 +111,8 @@ def of_sizes(monkeypatch: pytest.MonkeyPatch, *sizes: int) -> None:
 
 
 def test_rest_is_the_least_since_pages_went_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    of_sizes(monkeypatch, 1000, 1100, 800, 899, 900, 901, 850, 956, 957, 957)
-    # 901 is more than an eighth above 800; what is left then, 850, is at rest from there on.
+    of_sizes(monkeypatch, 1000, 1100, 800, 879, 880, 881, 850, 935, 936, 936)
+    # 881 is more than a tenth above 800; what is left then, 850, is at rest from there on.
     assert [hold_little() for _ in range(8)] == [False] * 5 + [True] + [False, True]
 
 

@@ -70,13 +70,13 @@ class M2a(Method):
         """The whole image first, then the same with more and more of it hidden."""
         views = [self.logits(batch).float()]
         for ratio in self.config.ratios[1:]:
-            hidden = without_squares(batch.pixels, ratio, self.random.generator)
+            hidden = _without_squares(batch.pixels, ratio, self.random.generator)
             views.append(self.logits(batch, hidden).float())
         sure = torch.stack([softmax_entropy(view).mean() for view in views]).mean()
         return Objective(views[0], mask_consistency(views) + self.config.weight * sure)
 
 
-def without_squares(pixels: Tensor, ratio: float, generator: torch.Generator) -> Tensor:
+def _without_squares(pixels: Tensor, ratio: float, generator: torch.Generator) -> Tensor:
     """Images (B, 3, H, W) with a black square each, anywhere within; drawn on the CPU.
 
     Args:
@@ -85,7 +85,7 @@ def without_squares(pixels: Tensor, ratio: float, generator: torch.Generator) ->
         generator: where squares come from.
 
     >>> white = torch.ones(2, 3, 10, 10)
-    >>> hidden = without_squares(white, 0.09, torch.Generator().manual_seed(0))
+    >>> hidden = _without_squares(white, 0.09, torch.Generator().manual_seed(0))
     >>> (white - hidden).sum((1, 2, 3)).tolist()
     [27.0, 27.0]
     """

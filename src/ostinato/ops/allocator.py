@@ -12,7 +12,7 @@ from pathlib import Path
 _ARENA_MAX = -8
 """What glibc's `mallopt` calls the number of places that threads allocate from."""
 _STATM = Path("/proc/self/statm")
-_SLACK = 8
+_SLACK = 10
 """The part of its memory at rest that a process may hold beside it: one in so many."""
 _SELDOM = 8
 """Batches for each time that pages go back between them, in the long run; so many times at once."""
@@ -66,7 +66,7 @@ def give_back() -> bool:
 def hold_little() -> bool:
     """Return free pages once there are many; whether it came to that. To be called after a batch.
 
-    What an update frees is used again by the next one, so it may stay: up to an eighth of what the
+    What an update frees is used again by the next one, so it may stay: up to a tenth of what the
     process had when pages last went back. Beyond that it is mostly what many updates left behind,
     each in places of its own, and would go on growing. Where every single batch takes that much,
     pages go back after one in eight, so that getting them again costs little. Takes microseconds

@@ -286,6 +286,8 @@ class Fleet:
             self.writer.event(stream.id, "domain", version=stream.version, text=event)
         stream.watch.note_events(events)
         stream.rollbacks += sum(event.startswith(UNDONE) for event in events)
+        if stream.dirty >= self.settings.snapshots.updates:
+            self._tick(None)
 
     def _keep_input(self, stream: Stream, entry: Entry) -> None:
         """Keep what was learned from; a part that a kill or a full disk left is written anew."""

@@ -62,7 +62,7 @@ class Sink:
 
 def room(length: int) -> memoryview:
     """So many bytes to be written to; whatever they are before."""
-    return memoryview(np.empty(length, np.uint8))
+    return np.empty(length, np.uint8).data
 
 
 def choose_parser() -> dict[str, Any]:

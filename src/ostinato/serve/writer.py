@@ -29,8 +29,8 @@ PENDING = 20_000
 """Events and answers kept while nothing can be written; older ones are dropped, and counted."""
 RETRY = 1.0
 """Seconds between attempts while nothing can be written."""
-REST = 10.0
-"""Seconds without anything to write after which free memory goes back to the system."""
+TRIM = 1.0
+"""Seconds between two times that free memory goes back to the system."""
 PRUNE = 2000
 """Rows after which old ones are removed."""
 
@@ -102,7 +102,7 @@ class Writer:
         self._ready = threading.Condition()
         self._stopping = self._idle = False
         self._unpruned: dict[int, int] = {}
-        self._resting = True  # nothing was done since free memory went back
+        self._trimmed, self._resting = 0.0, True  # nothing was done since free memory went back
         self._thread = threading.Thread(target=self._work, name="ostinato-writer", daemon=True)
 
     def start(self) -> None:
@@ -215,6 +215,8 @@ class Writer:
                 self._job = None
                 self._write_lines()
                 self.trouble = None
+                if time.monotonic() - self._trimmed > TRIM:
+                    self._trim()
             except (sqlite3.Error, OSError, StateError) as error:
                 if connection is not None:
                     connection.close()
@@ -224,14 +226,19 @@ class Writer:
             connection.close()
 
     def _rest(self) -> None:
-        """Wait until there is something to write; after a while let free memory go, once.
-
-        Not under load: what was free is used again at once, and would have to be asked for anew.
-        """
-        came = self._ready.wait(None if self._resting else REST)
+        """Wait until there is something to write; after a while let free memory go, once."""
+        came = self._ready.wait(None if self._resting else TRIM)
         if not came and not self._resting:
-            self._resting = True
-            give_back()
+            self._trim()
+
+    def _trim(self) -> None:
+        """Let free memory go.
+
+        Bodies that wait to be learned from and experts lie between what forwards leave, so that
+        the next forward's tensors fit nowhere there: it would take new pages, for hours.
+        """
+        self._trimmed, self._resting = time.monotonic(), True
+        give_back()
 
     def write_rows(self, connection: sqlite3.Connection, rows: list[Row]) -> None:
         """Write events and answers, and remove old ones."""
