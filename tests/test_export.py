@@ -40,7 +40,10 @@ def _trusted(adapted):
     return [number for number, share in adapted.version.shares.items() if share > 0]
 
 
-@pytest.mark.parametrize("family", ["timm efficientnet", "timm vit"])
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("timm efficientnet", "timm swin")]
+
+
+@pytest.mark.parametrize("family", ["timm vit", SLOW[0]])
 def test_every_domain_as_a_torch_program(family):
     adapted = _met(family, "robust")
     batch = images(5, 7, 2)
@@ -49,9 +52,6 @@ def test_every_domain_as_a_torch_program(family):
         program = ostinato.export(adapted, domain=domain, to="torch", example=batch[:3])
         got = program.module()(batch)
         torch.testing.assert_close(got, _live(adapted, batch, [domain] * 5), atol=1e-4, rtol=0)
-
-
-SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("timm efficientnet", "timm swin")]
 
 
 @pytest.mark.parametrize("family", ["timm vit", *SLOW])
