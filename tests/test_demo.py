@@ -36,14 +36,12 @@ TINY = Plan((SOURCE, ROBUST), (2025,), BATCH)
 
 # The command itself, with a plan that takes seconds.
 DRIVER = """
-import os, sys
+import sys
 from ostinato import cli
 from ostinato.demo import plan
 from ostinato.demo.plan import BATCH, ROWS, Plan
 
 if __name__ == "__main__":
-    if "ONE_WORKER" in os.environ:
-        os.sched_getaffinity = lambda _: {0}
     plan.DOMAINS = plan.DOMAINS[:2]
     Plan.make = classmethod(lambda cls, quick=False: cls((ROWS[0], ROWS[-1]), (2025,), BATCH))
     cli.main(["demo", *sys.argv[1:]])
@@ -380,7 +378,10 @@ def test_a_run_that_fails_ends_the_demo_with_code_2(
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads processes from /proc")
 def test_ctrl_c_leaves_nothing_behind_and_the_next_call_goes_on(
-    driver: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    driver: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     home = tmp_path / folder.HOME
     master, slave = pty.openpty()
@@ -407,33 +408,35 @@ def test_ctrl_c_leaves_nothing_behind_and_the_next_call_goes_on(
     assert not re.search(r"\x1b\[[0-9;]*m", screen)  # NO_COLOR, on a terminal
     assert len(contents(home)) < len(TINY.rows)
 
-    environ["ONE_WORKER"] = "yes"
-    again = subprocess.run(
-        driver, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=300
-    )
-    assert again.returncode == 0, again.stderr
-    assert "Going on" in again.stderr
-    check_plain(again, home)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})  # one worker
     monkeypatch.setattr(plan, "DOMAINS", DOMAINS[:2])
+    monkeypatch.setattr(Plan, "make", classmethod(lambda cls, quick=False: TINY))
+    capfd.readouterr()
+    cli.main(["demo"])
+    told = capfd.readouterr()
+    assert "Going on" in told.err
+    check_plain(told.out, told.err, home)
     for _, spec in TINY.specs():
         runner.run(spec, out=tmp_path / "reference", quiet=True)
     assert contents(home) == contents(tmp_path / "reference")
 
 
-def check_plain(result: subprocess.CompletedProcess[str], home: Path) -> None:
+def check_plain(out: str, err: str, home: Path) -> None:
     """Without a terminal: plain lines that agree with the records, the report's path last."""
-    for text in (result.stdout, result.stderr):
+    for text in (out, err):
         assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f]", text)
         assert not any(line != line.rstrip() for line in text.splitlines())
-    page = Path(result.stdout.splitlines()[-1].partition("Report: ")[2])
+    page = Path(out.splitlines()[-1].partition("Report: ")[2])
     assert page.parent == home.resolve()
     assert "<html" in page.read_text(encoding="utf-8")[:500]
     for row, spec in TINY.specs():
         job = Job(row, spec, home / "runs" / folder._name(row, spec, TINY), TINY.batches)
         records = job.folder().records()
         error = 100 - 100 * sum(r.correct for r in records) / sum(r.images for r in records)
-        assert re.search(rf"^{row.title} +seed 2025  error {error:.1f} %$", result.stderr, re.M)
-        assert re.search(rf"^ {row.title} .* {error:.1f} ", result.stdout, re.M)
+        assert re.search(rf"^{row.title} +seed 2025  error {error:.1f} %$", err, re.M)
+        assert re.search(rf"^ {row.title} .* {error:.1f} ", out, re.M)
 
 
 def _drain(master: int) -> str:

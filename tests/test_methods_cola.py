@@ -98,7 +98,9 @@ def test_weights_mix_and_rest_follow_autograd():
     torch.testing.assert_close(method.bank.alphas[:3], reference.alpha, atol=1e-3, rtol=1e-3)
 
 
-@pytest.mark.parametrize("inner", ["tent", "sar", "deyo"])
+@pytest.mark.parametrize(
+    "inner", ["sar", *(pytest.param(name, marks=pytest.mark.slow) for name in ("tent", "deyo"))]
+)
 def test_other_methods_inside_conform(inner):
     settings = {"inner": inner, "inner_settings": {"lr": 1e-2}, "least": 1, "vectors": 3}
     report = check_method("cola", **settings)

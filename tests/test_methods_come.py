@@ -41,7 +41,7 @@ def test_a_step_is_the_gradient_step_for_the_batch_size():
         torch.testing.assert_close(parameter.detach(), expected, atol=1e-6, rtol=1e-5)
 
 
-@pytest.mark.parametrize("inner", ["eta", "sar"])
+@pytest.mark.parametrize("inner", ["eta", pytest.param("sar", marks=pytest.mark.slow)])
 def test_inside_other_rules_it_conforms_while_it_really_adapts(inner):
     report = check_method("come", inner=inner, kappa=1.1, redundancy=0.9, lr=1e-1)
     assert report.passed, str(report)

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
-from ostinato.report.figure import Data, Figure, Part, rounded
-from ostinato.report.over_time import names_of
-from ostinato.report.per_domain import Cells, panel, reference
+from ostinato.report.figure import Data, Figure, Part
+from ostinato.report.heat import Cells, HeatMap
 from ostinato.report.runs import Variant
-from ostinato.report.style import canvas, fold, to_svg
 from ostinato.report.timeline import by_stream
 from ostinato.scoring.classes import class_names, class_scores
 
@@ -36,46 +33,21 @@ def mean_classes(variant: Variant) -> Cells:
 
 def _heat(group: Sequence[Variant], ending: str) -> Figure:
     tables = [mean_classes(variant) for variant in group]
-    numbers = sorted({number for table in tables for number, _ in table})
-    first = group[0].first
+    first, name = group[0].first, f"iou-per-class{ending}"
     order = class_names(first.path, max(r.classes for r in first.records))
     known = {name for table in tables for _, name in table}
     classes = [name for name in order if name in known]
-    base, words = reference(group, tables)
-    apart = [abs(v - b.get(k, v)) for t, b in zip(tables, base, strict=True) for k, v in t.items()]
-    reach = max([*apart, 1.0])
-    columns = max(1, min(len(group), 15 // max(len(numbers), 1), 5))
-    lines = math.ceil(len(group) / columns)
-    name = f"iou-per-class{ending}"
-    alt = (
-        f"A table of IoU for {len(classes)} classes in {len(numbers)} rounds, coloured by the "
-        f"difference to {words}, for {names_of(group)}."
-    )
-    with canvas(940, lines * (25 * len(classes) + 84)) as figure:
-        grid = figure.subplots(lines, columns, squeeze=False, sharey=True)
-        for place, axes in enumerate(grid.flat):
-            if place >= len(group):
-                axes.axis("off")
-                continue
-            panel(axes, tables[place], base[place], numbers, classes, reach, "miou")
-            axes.set_title(fold(group[place].label, 105 // columns), color=group[place].colour)
-            axes.set_yticks(range(len(classes)), classes)
-        grid[0][0].set_ylim(len(classes) - 0.5, -0.5)
-        svg = to_svg(figure, name, alt)
-    rows = tuple(
-        (variant.label, number + 1, one, rounded(value))
-        for variant, table in zip(group, tables, strict=True)
-        for (number, one), value in table.items()
-    )
+    heat = HeatMap(group, tables, classes, "miou")
+    alt = heat.alt("IoU", "classes")
     return Figure(
         name,
         "IoU per class and round",
         "Intersection over union of each class in percent, over all pixels of a round, mean over "
-        f"seeds. Blue is better and orange worse than {words.replace('domain', 'class')}, at most "
-        f"{reach:.1f} points. A class that no pixel of a round has, and that nothing was taken "
-        "for, is left empty.",
+        f"seeds. Blue is better and orange worse than {heat.words.replace('domain', 'class')}, at "
+        f"most {heat.reach:.1f} points. A class that no pixel of a round has, and that nothing was "
+        "taken for, is left empty.",
         alt,
-        svg,
-        Data(("run", "round", "class", "IoU"), rows),
+        heat.draw(name, alt, classes),
+        Data(("run", "round", "class", "IoU"), heat.data()),
         720,
     )

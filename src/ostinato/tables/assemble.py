@@ -64,14 +64,14 @@ def run_all(plan: Plan, console: Console) -> tuple[Found, dict[str, OstinatoErro
 def _run_ahead(plan: Plan, console: Console) -> Mapping[str, Outcome]:
     """Every row, stream and seed at once, where an engine or several processes do it."""
     request = plan.request
-    if request.finished:
+    if request.finished or (request.engine is None and request.jobs == 1):
         return {}
     specs = [row.specs[part.name] for part in plan.table.parts for row in plan.rows]
     runs = [one for spec in specs for one in spec.runs()]
     if request.engine is not None:
         return run_ahead(request.engine, runs, request, console)
     with Workers(request.jobs) as workers:
-        return run_together(runs, request, workers, console) if workers.jobs > 1 else {}
+        return run_together(runs, request, workers, console)
 
 
 def _run_parts(
