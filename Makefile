@@ -2,6 +2,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
+# Tests and demos start processes: without compiled files each would compile torch again, 5 s of a core.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo serve-demo test test-slow docs lint format clean
 .DEFAULT_GOAL := help
@@ -33,7 +35,7 @@ lint: $(READY)
 	$(BIN)/lint-imports
 
 test: lint
-	$(BIN)/python -m pytest -n 2 -m "not slow"
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"
 
 test-slow: $(READY)
 	$(BIN)/python -m pytest -m "slow or real"

@@ -33,6 +33,7 @@ from ostinato.running.results import RunFolder
 
 MODEL = "tf_efficientnet_lite0"
 SEEDS = (2025, 2026, 2027)
+GRACE = 60  # seconds that an interrupted row has to write its checkpoint
 STATISTICS = ("--statistics", "300", "--clean", "imagenet-val:clean")
 OWN = {
     "source": ("--method", "source"),
@@ -139,6 +140,7 @@ def begin(row: Row, given: argparse.Namespace) -> Running:
             stderr=file,
             text=True,
             env={"OMP_NUM_THREADS": str(threads), **os.environ},
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # of a shell's "&"
         )
     return Running(row, process, log, time.monotonic())
 
@@ -200,7 +202,11 @@ def interrupt(busy: list[Running]) -> None:
     for running in busy:
         running.process.send_signal(signal.SIGINT)
     for running in busy:
-        running.process.communicate()
+        try:
+            running.process.communicate(timeout=GRACE)
+        except subprocess.TimeoutExpired:
+            running.process.kill()
+            running.process.communicate()
 
 
 def table(done: dict[str, dict[str, Any]]) -> str:

@@ -6,7 +6,7 @@
 Three ways meet the same batches, and each learns from them by itself: the model in single
 precision, the same under autocast, and the model in half precision (`model.half()` or
 `.bfloat16()`). Printed is how many images get the same class, from the source model, which tells
-what rounding does alone, and adapted; and the errors.
+what rounding does alone, and adapted; how many go to the same domain; and the errors.
 """
 
 from __future__ import annotations
@@ -28,45 +28,50 @@ from ostinato.running.spec import Spec
 MODEL = "vit_tiny_patch16_224.augreg_in21k_ft_in1k"
 
 
-class Cast(nn.Module):
-    """A model whose forward is under autocast; our own setting knows bfloat16 alone."""
+def cast(model: nn.Module, kind: torch.dtype) -> nn.Module:
+    """The model with its forward under autocast; our own setting knows bfloat16 alone.
 
-    def __init__(self, model: nn.Module, kind: torch.dtype) -> None:
-        super().__init__()
-        self.model, self.kind = model, kind
-        self.pretrained_cfg = getattr(model, "pretrained_cfg", None)
+    No module is put around it: branches start at random by the names of their places, so that a
+    model whose places have other names would learn from another start.
+    """
+    plain = model.forward
 
-    def forward(self, pixels: Tensor) -> Any:
-        with torch.autocast(pixels.device.type, self.kind):
-            return self.model(pixels)
+    def forward(pixels: Tensor) -> Any:
+        with torch.autocast(pixels.device.type, kind):
+            return plain(pixels)
+
+    model.forward = forward
+    return model
 
 
 @dataclass
 class Way:
-    """One way to compute, and the classes it said: of the source model, and adapted."""
+    """One way to compute; the classes it said, of the source model and adapted; and the domains."""
 
     adapted: Any
     source: list[Tensor] = field(default_factory=list)
     said: list[Tensor] = field(default_factory=list)
+    domains: list[Tensor] = field(default_factory=list)
 
     def meet(self, images: Tensor) -> None:
         model = self.adapted.model
         with torch.no_grad(), self.adapted.autocast():
             self.source.append(model(model.check(images)).argmax(1).cpu())
         self.said.append(self.adapted(images).argmax(1).cpu())
+        self.domains.append(torch.tensor(self.adapted.last.domains))
 
 
 def under_autocast(model: nn.Module, kind: torch.dtype) -> tuple[nn.Module, dict[str, str]]:
     """The model, and the setting under which it is adapted."""
-    return (model, {"precision": "bf16"}) if kind == torch.bfloat16 else (Cast(model, kind), {})
+    return (model, {"precision": "bf16"}) if kind == torch.bfloat16 else (cast(model, kind), {})
 
 
 def ways(spec: Spec, clean: Tensor, kind: torch.dtype, device: str, preset: str) -> dict[str, Way]:
     """All three, each with statistics of its own."""
-    cast, setting = under_autocast(load_model(spec), kind)
+    model, setting = under_autocast(load_model(spec), kind)
     models = {
         "single": (load_model(spec), {}),
-        "autocast": (cast, setting),
+        "autocast": (model, setting),
         "half": (load_model(spec).to(kind), {}),
     }
     found = {}
@@ -98,7 +103,8 @@ def compare(
         one, two = (found[side] for side in pair)
         print(f"{name:8}  {pair[0]:8} and {pair[1]:8}  the same class for "
               f"{same(one.source, two.source):6.2f} % (source), {same(one.said, two.said):6.2f} % "
-              f"(adapted) of {len(torch.cat(labels))} images", flush=True)  # fmt: skip
+              f"(adapted) of {len(torch.cat(labels))} images, the same domain for "
+              f"{same(one.domains, two.domains):6.2f} %", flush=True)  # fmt: skip
     errors = {side: 100 - same(way.said, labels) for side, way in found.items()}
     print(f"{name:8}  error " + ", ".join(f"{side} {e:.2f} %" for side, e in errors.items()))
 

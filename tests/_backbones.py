@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import tempfile
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -251,15 +252,20 @@ def _convention(model: nn.Module) -> dict[str, Any]:
     return {"mean": half, "std": half} if known in _UNKNOWN else {}
 
 
+@cache
+def statistics_of(name: str) -> SourceStatistics:
+    """Of a family's model: the same for every question."""
+    model = build(name)
+    return ostinato.collect_statistics(model, images(100), **_convention(model))
+
+
 class Case:
     """One family's model with its statistics; every question is a method that asserts."""
 
     def __init__(self, name: str) -> None:
         self.model = build(name)
         self.convention = _convention(self.model)
-        self.statistics_of_it = ostinato.collect_statistics(
-            self.model, images(100), **self.convention
-        )
+        self.statistics_of_it = statistics_of(name)
 
     def _adapted(self, model: nn.Module | None = None, **settings: Any) -> Any:
         return ostinato.adapt(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from ostinato.ops.statistics import SourceStatistics
 SETTINGS: dict[str, Any] = {"micro": 8, "enough": 8, "shared_rank": 4, "domain_rank": 2}
 
 
+@cache
 def clean_statistics() -> SourceStatistics:
     """Of clean images."""
     return collect_statistics(small_model(), torch.cat(clean(4, size=50, seed=9)))

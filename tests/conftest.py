@@ -11,6 +11,7 @@ from types import ModuleType
 
 import pytest
 import torch
+from hypothesis import settings
 from torch import Tensor, nn
 
 from ostinato.api import collect_statistics
@@ -18,6 +19,8 @@ from ostinato.checks import small_batches, small_model
 from ostinato.ops.statistics import SourceStatistics
 
 torch.set_num_threads(1)  # the suite runs on several workers; more threads only get in the way
+settings.register_profile("suite", deadline=None)  # a busy machine is no failure
+settings.load_profile("suite")
 
 
 def load_script(path: Path) -> Iterator[ModuleType]:
@@ -62,6 +65,6 @@ def batches() -> list[Tensor]:
     return small_batches(9)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def statistics() -> SourceStatistics:
     return collect_statistics(small_model(), torch.cat(small_batches(4, seed=9)))

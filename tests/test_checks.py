@@ -20,7 +20,8 @@ SHORT = {
     "memo": {"views": 2},
     "foa": {"population": 6},
     "becotta": {"warm_steps": 5},
-    "vida": {"warm_steps": 5},
+    "vida": {"warm_steps": 5, "views": 2, "high_rank": 8},
+    "svdp": {"height": 54, "width": 96, "passes": 2},
     "ecotta": {"warm_steps": 5},
 }
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import runpy
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from ostinato.data import samples as trees
 from ostinato.data.check import check
 from ostinato.data.datasets.array import ArrayDataset
 from ostinato.data.datasets.base import open_dataset
@@ -16,6 +17,8 @@ from ostinato.data.datasets.cityscapes import train_id_table
 from ostinato.data.datasets.folder import FolderDataset
 from ostinato.errors import ConfigError, DataError, UnknownName
 from ostinato.registry import DATASETS
+
+trees = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("_trees.py"))))
 
 ON_DISK = sorted(set(DATASETS.names()) - {"array", "folder"})
 

@@ -128,6 +128,7 @@ def test_time_that_is_over_stops_rows_and_says_which(
         return script.Running(row, process, given.out / "log.txt", 0.0)
 
     monkeypatch.setattr(script, "begin", begin)
+    monkeypatch.setattr(script, "GRACE", 0.5)
     given.seconds = 0.1
     assert script.work(list(script.rows())[:2], given)
     assert [process.poll() is not None for process in held] == [True]

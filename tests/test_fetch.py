@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import runpy
 import shutil
 import tarfile
 import threading
@@ -12,12 +13,12 @@ import zipfile
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import ClassVar
 
 import numpy as np
 import pytest
 
-from ostinato.data import samples
 from ostinato.data._download import ResumingDownloader, unpack
 from ostinato.data.check import check
 from ostinato.data.corruptions import COMMON
@@ -26,6 +27,8 @@ from ostinato.data.first_use import LIST
 from ostinato.data.sources import SOURCES, RemoteFile, Source
 from ostinato.errors import ConfigError, DataError, UnknownName
 from ostinato.registry import DATASETS
+
+trees = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("_trees.py"))))
 
 pytest.importorskip("pooch")
 
@@ -185,9 +188,9 @@ def tar_of(folder: Path) -> bytes:
 
 
 def test_fetch_downloads_unpacks_and_checks(server: str, tmp_path: Path) -> None:
-    samples.imagenet_c_tree(tmp_path / "made", COMMON[:8])
+    trees.imagenet_c_tree(tmp_path / "made", COMMON[:8])
     first = tar_of(tmp_path / "made")
-    samples.imagenet_c_tree(tmp_path / "more", COMMON[8:])
+    trees.imagenet_c_tree(tmp_path / "more", COMMON[8:])
     second = tar_of(tmp_path / "more")
     Files.content.update({"/noise.tar": first, "/rest.tar": second})
     files = (
@@ -222,8 +225,8 @@ def test_fetch_downloads_unpacks_and_checks(server: str, tmp_path: Path) -> None
 
 
 def test_fetch_goes_on_with_the_archives_that_lack(server: str, tmp_path: Path) -> None:
-    samples.imagenet_c_tree(tmp_path / "made", COMMON[:8])
-    samples.imagenet_c_tree(tmp_path / "more", COMMON[8:])
+    trees.imagenet_c_tree(tmp_path / "made", COMMON[:8])
+    trees.imagenet_c_tree(tmp_path / "more", COMMON[8:])
     first, second = tar_of(tmp_path / "made"), tar_of(tmp_path / "more")
     Files.content.update({"/a.tar": first, "/b.tar": second})
     files = (RemoteFile(f"{server}/a.tar", md5(first)), RemoteFile(f"{server}/b.tar", md5(second)))
@@ -240,7 +243,7 @@ def test_fetch_goes_on_with_the_archives_that_lack(server: str, tmp_path: Path) 
 
 
 def test_fetch_unpacks_nothing_that_is_not_what_was_first_used(server: str, tmp_path: Path) -> None:
-    samples.imagenet_c_tree(tmp_path / "made", COMMON)
+    trees.imagenet_c_tree(tmp_path / "made", COMMON)
     body = tar_of(tmp_path / "made")
     Files.content["/a.tar"] = body
     sources = {"imagenet-c": Source("page", (RemoteFile(f"{server}/a.tar", md5(body)),))}
@@ -259,7 +262,7 @@ def test_fetch_unpacks_nothing_that_is_not_what_was_first_used(server: str, tmp_
 def test_fetch_shows_a_bar_by_default(
     server: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    samples.cifar_c_tree(tmp_path / "made" / "CIFAR-10-C")
+    trees.cifar_c_tree(tmp_path / "made" / "CIFAR-10-C")
     body = tar_of(tmp_path / "made")
     Files.content["/CIFAR-10-C.tar"] = body
     source = Source("page", (RemoteFile(f"{server}/CIFAR-10-C.tar", md5(body)),))

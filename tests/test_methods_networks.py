@@ -23,12 +23,12 @@ EVERYWHERE = ("tent", "eata", "sar", "roid", "rotta", "cotta", "rdumb", "deyo", 
 
 def _adapted(name, family):
     model, kind = kit["build"](family), METHODS[name]
-    convention, needs = kit["_convention"](model), kind.needs(kind.Config())
-    more = dict(convention)
+    quick = {"warm_steps": 2} if "warm_steps" in kind.Config.model_fields else {}
+    more, needs = kit["_convention"](model) | quick, kind.needs(kind.Config())
     if "source statistics" in needs:
-        more["statistics"] = ostinato.collect_statistics(model, images(24), **convention)
+        more["statistics"] = kit["statistics_of"](family)
     if "prepared file" in needs:
-        more["prepared"] = prepare(model, name, images(24), torch.zeros(24).long(), **convention)
+        more["prepared"] = prepare(model, name, images(24), torch.zeros(24).long(), **more)
     return ostinato.adapt(model, name, **more)
 
 

@@ -174,6 +174,19 @@ def test_a_large_batch_is_its_parts_in_turn(small, trusting, count_in):
     assert events.count("founded domain 1") == 1
 
 
+def test_a_large_batch_of_a_settled_domain_takes_one_forward(small, trusting):
+    still, learning = (build(small, micro=50, learn=learn) for learn in (False, True))
+    passed = {still: [], learning: []}
+    for method, sizes in passed.items():
+        for part in shifted(5, size=50):
+            method(part)
+        assert method.bank.domains[1].lasts(method.config.enough)
+        method.model.base.register_forward_hook(lambda *now, to=sizes: to.append(len(now[2])))
+        method(torch.cat(shifted(2, size=50, seed=1)))
+        assert len(method.last.domains) == 100
+    assert passed == {still: [100], learning: [50, 50]}  # an update rests on 50 images
+
+
 def test_images_of_another_size_are_kept_in_the_size_of_the_others(small, trusting):
     from timm.models.vision_transformer import VisionTransformer
 

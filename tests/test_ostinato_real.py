@@ -80,7 +80,7 @@ def test_a_model_in_half_precision_predicts_as_autocast_does(real_data: Path) ->
     bench = runpy.run_path(str(Path(__file__).parents[1] / "benchmarks" / "half.py"))
     images, _ = photographs(real_data, 200)
     models = {
-        "autocast": bench["Cast"](vit_tiny(real_data), torch.float16),
+        "autocast": bench["cast"](vit_tiny(real_data), torch.float16),
         "half": vit_tiny(real_data).half(),
     }
     said: dict[str, list[Tensor]] = {}

@@ -9,7 +9,6 @@ from ostinato.errors import DataError
 from ostinato.scoring.forgetting import (
     Score,
     cells,
-    domain_means,
     gain,
     repeat_forget,
     round_means,
@@ -52,7 +51,6 @@ def test_cells_and_means_by_hand() -> None:
     assert means[0] == pytest.approx((100 * 13 / 16, 75.0))
     assert means[1] == pytest.approx((100 * 5 / 16, 25.0))
     assert total_mean(table) == pytest.approx((100 * 18 / 32, 50.0))
-    assert domain_means(table)["snow"] == pytest.approx((75.0, 75.0))
     assert repeat_forget(table) == pytest.approx((-50.0, -50.0))
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import runpy
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,7 +19,6 @@ import ostinato
 from ostinato.data.datasets._files import decode_map
 from ostinato.data.datasets.array import ArrayDataset
 from ostinato.data.datasets.base import open_dataset
-from ostinato.data.samples import acdc_tree, label_map, picture
 from ostinato.data.streams import Stream, build_stream
 from ostinato.errors import ConfigError, DataError, OstinatoError
 from ostinato.methods.contract import resolve_config
@@ -34,6 +35,8 @@ from ostinato.scoring.metrics import mean_iou, record_step, score_pixels
 from ostinato.scoring.summary import summarise
 from ostinato.tables.cells import views_name
 from ostinato.types import Batch, StepOutput
+
+trees = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("_trees.py"))))
 
 
 def by_hand(predicted: np.ndarray, truth: np.ndarray, classes: int) -> float:
@@ -137,8 +140,8 @@ def scene(
     root: Path, label: tuple[int, int], image: tuple[int, int] = (18, 32), value: int = 0
 ) -> Path:
     """One CamVid frame with a label map of the given height and width."""
-    picture(root / "test/images/a.png", size=(image[1], image[0]))
-    label_map(root / "test/labels/a.png", np.full(label, value))
+    trees.picture(root / "test/images/a.png", size=(image[1], image[0]))
+    trees.label_map(root / "test/labels/a.png", np.full(label, value))
     return root
 
 
@@ -190,7 +193,7 @@ def test_class_numbers_out_of_range_are_named(tmp_path: Path) -> None:
 
 
 def test_more_classes_than_outputs_is_refused_before_a_run(tmp_path: Path) -> None:
-    acdc_tree(tmp_path / "acdc")
+    trees.acdc_tree(tmp_path / "acdc")
     with pytest.raises(ConfigError, match="has 10 outputs, recurring needs 19"):
         open_job(Spec.parse({**MOSAIC, "roots": {"acdc": str(tmp_path / "acdc")}}))
 
@@ -354,7 +357,7 @@ def test_impossible_views_fail_before_anything_starts(
 
 def test_acdc_end_to_end_at_full_label_resolution(tmp_path: Path) -> None:
     """Half-size images, full-size labels, 19 classes: the loop agrees with a plain computation."""
-    root = acdc_tree(tmp_path / "acdc")
+    root = trees.acdc_tree(tmp_path / "acdc")
     stream = build_stream(
         "recurring",
         {"dataset": "acdc", "rounds": 1, "batch_size": 1, "transform": "half"},

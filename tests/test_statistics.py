@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import random
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import save
 
 from ostinato.api import collect_statistics
 from ostinato.checks import small_batches, small_model
@@ -23,6 +25,7 @@ from ostinato.ops.losses import (
 )
 from ostinato.ops.optim import cosine, total_norm
 from ostinato.ops.statistics import SourceStatistics, alignment, check_fits
+from ostinato.ops.tensors import read_tensors
 from ostinato.ops.trainable import norm_parameters
 
 
@@ -55,6 +58,31 @@ def test_statistics_file_round_trip(tmp_path, statistics):
         SourceStatistics.load(path)
     with pytest.raises(MissingResource, match="collect_statistics"):
         SourceStatistics.load(tmp_path / "none")
+
+
+def test_no_flipped_bit_in_a_statistics_file_passes(tmp_path, statistics):
+    path = tmp_path / "s.safetensors"
+    statistics.save(path)
+    whole = path.read_bytes()
+    draw = random.Random(0)
+    header = int.from_bytes(whole[:8], "little")
+    places = [draw.randrange(8 + header) for _ in range(60)]
+    places += [draw.randrange(8 + header, len(whole)) for _ in range(60)]
+    for place in places:
+        damaged = bytearray(whole)
+        damaged[place] ^= 1 << draw.randrange(8)
+        path.write_bytes(damaged)
+        with pytest.raises(MissingResource):
+            SourceStatistics.load(path)
+
+
+def test_statistics_of_earlier_versions_have_no_checksum_and_are_read(tmp_path, statistics):
+    path = tmp_path / "s.safetensors"
+    statistics.save(path)
+    tensors, meta = read_tensors(path)
+    path.write_bytes(save(tensors, {"format": "ostinato-statistics", "info": meta["info"]}))
+    loaded = SourceStatistics.load(path)
+    assert all(torch.equal(a, b) for a, b in zip(loaded.means, statistics.means, strict=True))
 
 
 def test_statistics_of_another_model_are_refused(statistics):

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import json
+import runpy
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from ostinato.data import samples
 from ostinato.data.datasets.base import open_dataset
 from ostinato.data.datasets.imagenet_v2 import VARIANTS
 from ostinato.data.splits import find_duplicates
 from ostinato.data.streams import Stream, build_stream
 from ostinato.errors import ConfigError, DataError
+
+trees = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("_trees.py"))))
 
 V2, A, R, S = "imagenet-v2", "imagenet-a", "imagenet-r", "imagenet-sketch"
 
@@ -22,10 +25,10 @@ V2, A, R, S = "imagenet-v2", "imagenet-a", "imagenet-r", "imagenet-sketch"
 @pytest.fixture(scope="module")
 def roots(tmp_path_factory: pytest.TempPathFactory) -> Path:
     home = tmp_path_factory.mktemp("data")
-    samples.v2_tree(home / V2, classes=(0, 2, 10, 999), shared=2)
-    samples.wordnet_tree(home / A, samples.part_columns(1))
-    samples.wordnet_tree(home / R, samples.part_columns(3))
-    samples.wordnet_tree(home / S, [4, 8, 500, 999], each=8)
+    trees.v2_tree(home / V2, classes=(0, 2, 10, 999), shared=2)
+    trees.wordnet_tree(home / A, trees.part_columns(1))
+    trees.wordnet_tree(home / R, trees.part_columns(3))
+    trees.wordnet_tree(home / S, [4, 8, 500, 999], each=8)
     return home
 
 
@@ -117,7 +120,7 @@ def test_duplicates_across_variants_are_found_and_dropped_on_demand(
     assert [len(parts[V2, r]) for r in range(3)] == [4, 2, 4]
     ignored = build_stream("imagenet-plus-plus", {"duplicates": "ignore"}, roots=roots)
     assert "duplicates-imagenet-v2.json" not in ignored.artifacts()
-    samples.v2_tree(tmp_path, shared=0)
+    trees.v2_tree(tmp_path, shared=0)
     assert len(find_duplicates(open_dataset(V2, tmp_path), tuple(VARIANTS))) == 0
 
 
@@ -134,7 +137,7 @@ def test_plus_plus_seeks_like_it_walks(roots: Path) -> None:
 
 
 def test_what_is_missing_is_named(roots: Path, tmp_path: Path) -> None:
-    samples.picture(tmp_path / "imagenetv2-top-images-format-val" / "3" / "a.png")
+    trees.picture(tmp_path / "imagenetv2-top-images-format-val" / "3" / "a.png")
     mine = {V2: tmp_path, A: roots / A, R: roots / R, S: roots / S}
     with pytest.raises(DataError, match=r"lacks the variants matched-frequency, threshold-0\.7"):
         build_stream("imagenet-plus-plus", roots=mine)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import runpy
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from torch.nn.functional import interpolate
 
-from ostinato.data import samples
 from ostinato.data.corruptions import COMMON, DRIVING, corrupt
 from ostinato.data.datasets.array import ArrayDataset
 from ostinato.data.datasets.base import open_dataset
@@ -18,6 +19,8 @@ from ostinato.data.opening import corruption_order, parse_domain
 from ostinato.data.streams import build_stream
 from ostinato.data.transforms import transform_image
 from ostinato.errors import ConfigError, DataError
+
+trees = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("_trees.py"))))
 
 
 def pictures(count: int = 6, side: int = 16, **options: object) -> ArrayDataset:
@@ -39,7 +42,7 @@ def test_the_usual_order_and_the_ten_fixed_ones() -> None:
 
 
 def test_imagenet_c_in_order_from_disk(tmp_path: Path) -> None:
-    samples.imagenet_c_tree(tmp_path / "imagenet-c")
+    trees.imagenet_c_tree(tmp_path / "imagenet-c")
     stream = build_stream("continual", {"options": {"subset": "full"}}, roots=tmp_path)
     assert stream.domains == COMMON
     assert (stream.images, stream.num_classes, stream.task) == (90, 1000, "classification")
@@ -53,7 +56,7 @@ def test_imagenet_c_in_order_from_disk(tmp_path: Path) -> None:
 
 
 def test_imagenet_c_gradual_takes_stored_severities(tmp_path: Path) -> None:
-    samples.imagenet_c_tree(tmp_path, names=("fog",), severities=(1, 2, 3, 4, 5))
+    trees.imagenet_c_tree(tmp_path, names=("fog",), severities=(1, 2, 3, 4, 5))
     options = {"domains": ["fog"], "options": {"subset": "full"}, "limit": 4}
     stream = build_stream("gradual", options, roots={"imagenet-c": tmp_path})
     assert [b.keys[0].split("/")[2] for b in stream] == list("123454321")
@@ -62,7 +65,7 @@ def test_imagenet_c_gradual_takes_stored_severities(tmp_path: Path) -> None:
 
 
 def test_severity_written_with_the_domain(tmp_path: Path) -> None:
-    samples.imagenet_c_tree(tmp_path, names=("fog",), severities=(1, 5))
+    trees.imagenet_c_tree(tmp_path, names=("fog",), severities=(1, 5))
     options = {"domains": ["fog", "fog@1"], "options": {"subset": "full"}}
     stream = build_stream("continual", options, roots={"imagenet-c": tmp_path})
     assert [b.keys[0].split("/")[2] for b in stream] == ["5", "1"]
@@ -114,7 +117,7 @@ def test_defaults_for_data_with_and_without_domains(tmp_path: Path) -> None:
     assert own.rounds == 3
     with pytest.raises(ConfigError, match="has its own domains"):
         build_stream("continual", {"dataset": "array", "order": 1}, datasets={"array": several})
-    samples.acdc_tree(tmp_path)
+    trees.acdc_tree(tmp_path)
     acdc = build_stream(
         "recurring",
         {"dataset": "acdc", "batch_size": 1, "transform": "half"},
@@ -142,7 +145,7 @@ def test_driving_scenes_get_the_weathers() -> None:
 
 
 def test_domains_can_name_a_data_set_and_a_corruption(tmp_path: Path) -> None:
-    samples.wordnet_tree(tmp_path / "imagenet-val", [1, 2])
+    trees.wordnet_tree(tmp_path / "imagenet-val", [1, 2])
     datasets = {"array": pictures(domains=list("aaabbb"), outputs=1000)}
     options = {"dataset": "array", "domains": ["a", "b+fog@2", "imagenet-val:imagenet-val"]}
     stream = build_stream("continual", options, roots=tmp_path, datasets=datasets)
@@ -156,7 +159,7 @@ def test_domains_can_name_a_data_set_and_a_corruption(tmp_path: Path) -> None:
 def test_a_crs_over_own_folders_is_one_line(tmp_path: Path) -> None:
     for place in ("day/cat", "day/dog", "night/dog"):
         for n in range(4):
-            samples.picture(tmp_path / place / f"{n}.png", value=n)
+            trees.picture(tmp_path / place / f"{n}.png", value=n)
     folders = [str(tmp_path / "day"), str(tmp_path / "night")]
     options = {"dataset": "folder", "domains": folders, "rounds": 2, "batch_size": 8}
     stream = build_stream("recurring", options)
@@ -170,8 +173,8 @@ def test_a_crs_over_own_folders_is_one_line(tmp_path: Path) -> None:
 
 
 def test_two_hundred_classes_travel_with_the_batch(tmp_path: Path) -> None:
-    columns = sorted(samples.part_columns())
-    samples.wordnet_tree(tmp_path / "imagenet-a", columns)
+    columns = sorted(trees.part_columns())
+    trees.wordnet_tree(tmp_path / "imagenet-a", columns)
     options = {"dataset": "imagenet-a", "domains": ["imagenet-a"], "batch_size": 7}
     stream = build_stream("continual", options, roots=tmp_path)
     assert stream.num_classes == 1000
@@ -189,7 +192,7 @@ def test_missing_roots_are_explained(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     monkeypatch.delenv("OSTINATO_DATA", raising=False)
     with pytest.raises(DataError, match="OSTINATO_DATA"):
         build_stream("continual")
-    samples.imagenet_c_tree(tmp_path / "imagenet-c", names=("fog",))
+    trees.imagenet_c_tree(tmp_path / "imagenet-c", names=("fog",))
     monkeypatch.setenv("OSTINATO_DATA", str(tmp_path))
     assert build_stream("continual", {"domains": ["fog"]}).domains == ("fog",)
 

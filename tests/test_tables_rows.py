@@ -10,6 +10,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import pytest
@@ -25,7 +27,7 @@ from ostinato.running.results import RunFolder
 from ostinato.running.runner import Interrupted, finished, run
 from ostinato.running.spec import Spec
 from ostinato.scoring.summary import Summary
-from ostinato.tables import together
+from ostinato.tables import assemble, together
 from ostinato.tables.assemble import build_table
 from ostinato.tables.plan import at_factor, plan_table, spec_of
 from ostinato.tables.request import Request, spec_key
@@ -49,18 +51,47 @@ def rows_of(folder: Path) -> dict[str, list[dict[str, object]]]:
     return {f.hash: [r.content() for r in f.records()] for f in found}
 
 
-def test_rows_side_by_side_record_what_rows_in_turn_record(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def workers() -> Iterator[Workers]:
+    """Two processes for all tests of this file: to start them takes longer than what they do."""
+    with Workers(2) as two:
+        yield two
+
+
+def test_rows_side_by_side_record_what_rows_in_turn_record(
+    workers: Workers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All streams and seeds are handed out at once: no row waits for another stream's slowest."""
+    begun: list[int] = []
+
+    def started(jobs: int) -> AbstractContextManager[Workers]:
+        begun.append(jobs)
+        return nullcontext(workers if jobs > 1 else Workers(jobs))
+
+    monkeypatch.setattr(assemble, "Workers", started)
+
     def request(jobs: int) -> Request:
+        changes = {**TINY, "data": {"limit": 4, "domains": ["fog", "contrast"]}}
+        methods = ("source", "tent", "dual_expert:robust")
+        only = {"tent": {"data": {"limit": 2}}}  # which makes it another stream
         out = tmp_path / str(jobs)
-        methods = ("source", "dual_expert:robust")
-        return Request(methods=methods, seeds=(1,), changes=TINY, out=out, jobs=jobs)
+        return Request(
+            methods=methods, seeds=(1, 2), changes=changes, only=only, out=out, jobs=jobs
+        )
 
     alone = build_table("imagenet-c", request(1), QUIET)
-    together = build_table("imagenet-c", request(2), QUIET)
+    said = Console(record=True, file=io.StringIO(), width=200)
+    together = build_table("imagenet-c", request(2), said)
+    assert begun == [1, 2]
     assert rows_of(tmp_path / "1") == rows_of(tmp_path / "2")
-    assert len(rows_of(tmp_path / "2")) == 2
-    assert [r.label for r in alone.rows] == [r.label for r in together.rows]
+    assert len(rows_of(tmp_path / "2")) == 6
+    assert [(r.label, r.values[0]) for r in alone.rows] == [
+        (r.label, r.values[0]) for r in together.rows
+    ]
     assert not list((tmp_path / "2").glob(".batches*"))
+    lines = said.export_text().splitlines()
+    assert sum("of 6)" in line for line in lines) == 6
+    assert any(line.startswith("tent:imagenet-c (recurring, batch 4, seed 2)") for line in lines)
 
 
 def test_shared_batches_are_the_stream_s_own_and_what_does_not_fit_is_made(tmp_path: Path) -> None:
@@ -144,17 +175,17 @@ def test_ctrl_c_stops_all_rows_and_the_same_command_goes_on(tmp_path: Path) -> N
     assert not list((tmp_path / "runs").glob(".batches*"))
 
 
-@pytest.mark.parametrize("name", METHODS.names())
-def test_every_method_says_what_learning_faster_means(name: str) -> None:
-    kind = METHODS[name]
-    config = resolve_config(kind, None, {})
-    settings = kind.scaled(config, 3.0)
-    assert (settings == {}) == (kind.info.trains == "nothing")
-    faster = resolve_config(kind, None, settings)
-    again = kind.scaled(faster, 1.0)
-    assert again == pytest.approx(settings) if name not in WRAPPERS else again == settings
-    for rate in kind.rates if name not in WRAPPERS else ():
-        assert getattr(faster, rate) == pytest.approx(3 * getattr(config, rate))
+def test_every_method_says_what_learning_faster_means() -> None:
+    for name in METHODS.names():
+        kind = METHODS[name]
+        config = resolve_config(kind, None, {})
+        settings = kind.scaled(config, 3.0)
+        assert (settings == {}) == (kind.info.trains == "nothing"), name
+        faster = resolve_config(kind, None, settings)
+        again = kind.scaled(faster, 1.0)
+        assert again == (settings if name in WRAPPERS else pytest.approx(settings)), name
+        for rate in kind.rates if name not in WRAPPERS else ():
+            assert getattr(faster, rate) == pytest.approx(3 * getattr(config, rate)), name
 
 
 def test_a_factor_scales_the_rate_that_the_table_itself_sets() -> None:
@@ -215,36 +246,14 @@ def test_a_table_takes_the_factors_of_a_search_for_second_rows(tmp_path: Path) -
         read_factors(path)
 
 
-def test_no_row_waits_for_the_slowest_of_another_stream(tmp_path: Path) -> None:
-    """All streams and seeds are handed out at once, and each gives what it gives in turn."""
-
-    def request(jobs: int) -> Request:
-        out = tmp_path / str(jobs)
-        changes = {**TINY, "data": {"limit": 4, "domains": ["fog", "contrast"]}}
-        methods = ("source", "tent")
-        only = {"tent": {"data": {"limit": 2}}}  # which makes it another stream
-        return Request(
-            methods=methods, seeds=(1, 2), changes=changes, only=only, out=out, jobs=jobs
-        )
-
-    alone = build_table("imagenet-c", request(1), QUIET)
-    said = Console(record=True, file=io.StringIO(), width=200)
-    together = build_table("imagenet-c", request(2), said)
-    assert rows_of(tmp_path / "1") == rows_of(tmp_path / "2")
-    assert [row.values[0] for row in alone.rows] == [row.values[0] for row in together.rows]
-    assert not list((tmp_path / "2").glob(".batches*"))
-    lines = said.export_text().splitlines()
-    assert sum("of 4)" in line for line in lines) == 4
-    assert any(line.startswith("tent:imagenet-c (recurring, batch 4, seed 2)") for line in lines)
-
-
-def test_a_row_that_fails_side_by_side_comes_back_as_its_error(tmp_path: Path) -> None:
+def test_a_row_that_fails_side_by_side_comes_back_as_its_error(
+    workers: Workers, tmp_path: Path
+) -> None:
     table = TABLES["imagenet-c"]
     request = Request(changes={**TINY, "seeds": (1,)}, out=tmp_path)
     good = spec_of(table, table.parts[0], Variant("s", "source"), request)
     bad = good.replace(model="vit_tiny_patch16_224", weights="random")
-    with Workers(2) as workers:
-        found = run_together([good, bad, good], request, workers, QUIET)
+    found = run_together([good, bad, good], request, workers, QUIET)
     assert isinstance(found[spec_key(bad)], ConfigError)
     assert isinstance(found[spec_key(good)], Summary)
     assert len(rows_of(tmp_path)) == 1  # equal specs are one run

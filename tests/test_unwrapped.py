@@ -24,18 +24,13 @@ CALLS: dict[str, Callable[[Any, Path], Any]] = {
 }
 
 
-def adapted(name: str) -> Any:
-    method = builder(name, METHODS[name], {})()
-    method(BATCHES[0])
-    return method
-
-
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 @pytest.mark.parametrize("name", ["tent", "cotta", "ostinato"])
 def test_who_waits_while_it_is_unwrapped_is_refused(
     name: str, call: Callable[[Any, Path], Any], tmp_path: Path
 ) -> None:
-    method, said = adapted(name), list[str]()
+    method, said = builder(name, METHODS[name], {})(), list[str]()
+    method(BATCHES[0])
     held = threading.Event()
 
     def wait() -> None:

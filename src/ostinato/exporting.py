@@ -113,13 +113,13 @@ def _frozen(adapted: Method, domain: int | str | None) -> nn.Module:
     frozen.base, acts = with_expert(adapted.model.base, expert, version.shared, adapted.targets)
     frozen.add_module("acts", acts)
     temperature = version.temperatures.get(int(domain), 1.0)
-    return Tempered(frozen, temperature).eval().requires_grad_(False)
+    return _Tempered(frozen, temperature).eval().requires_grad_(False)
 
 
-class Tempered(nn.Module):
+class _Tempered(nn.Module):
     """A model whose logits are divided by a temperature.
 
-    >>> Tempered(nn.Identity(), 2.0)(torch.ones(1, 3)).tolist()
+    >>> _Tempered(nn.Identity(), 2.0)(torch.ones(1, 3)).tolist()
     [[0.5, 0.5, 0.5]]
     """
 

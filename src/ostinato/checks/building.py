@@ -8,13 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ostinato.api import adapt, collect_statistics, prepare
-from ostinato.checks.small import CLASSES, clean_images, example_model, small_batches
+from ostinato.api import adapt, prepare
+from ostinato.checks.small import CLASSES, example_model, example_statistics, small_batches
 from ostinato.errors import StateError
 from ostinato.methods.base import Method
 from ostinato.methods.contract import resolve_config
 from ostinato.ops.snapshot import State
-from ostinato.ops.statistics import SourceStatistics
 
 Build = Callable[..., Method]
 Check = Callable[[Build], str | None]
@@ -23,16 +22,13 @@ Check = Callable[[Build], str | None]
 def builder(name: str, kind: type[Method], settings: dict[str, Any]) -> Build:
     """Builds the method on a small model, with whatever help it needs."""
     prepared: list[State] = []  # made once: warming adapters takes longer than a check
-    statistics: list[SourceStatistics] = []
     settings = {**kind.example, **settings}
 
     def build(**more: Any) -> Method:
         model = example_model(kind)
         help_given: dict[str, Any] = {}
         if kind.info.norms == "any":  # they are read from transformer blocks
-            if not statistics:
-                statistics.append(collect_statistics(model, clean_images(200, seed=9)))
-            help_given["statistics"] = statistics[0]
+            help_given["statistics"] = example_statistics()
         config = resolve_config(kind, settings.get("preset"), _plain({**settings, **more}))
         if "prepared file" in kind.needs(config):
             if not prepared:

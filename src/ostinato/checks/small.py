@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ostinato.api import collect_statistics
 from ostinato.methods.base import Method
+from ostinato.ops.statistics import SourceStatistics
 
 SIZE = 32
 CLASSES = 5
@@ -81,7 +84,16 @@ def clean_images(count: int, seed: int = 0) -> Tensor:
 
 def example_model(kind: type[Method]) -> nn.Module:
     """A small model that a method can work on, sure enough of its answers to be learned from."""
-    model = small_cnn() if kind.info.norms == "batch" else small_model()
+    return _sure(small_cnn() if kind.info.norms == "batch" else small_model())
+
+
+@cache
+def example_statistics() -> SourceStatistics:
+    """Clean images as the example transformer sees them; made once, since methods only read."""
+    return collect_statistics(_sure(small_model()), clean_images(200, seed=9))
+
+
+def _sure(model: nn.Module) -> nn.Module:
     head = [module for module in model.modules() if isinstance(module, nn.Linear)][-1]
     with torch.no_grad():
         head.weight.mul_(_SURE)

@@ -75,7 +75,7 @@ def trial_command(
     request = Request(
         model=model,
         images=images,
-        domains=named_folders(domains),
+        domains=_named_folders(domains),
         weights=weights,
         num_classes=num_classes,
         normalize=normalize or "model",
@@ -88,10 +88,10 @@ def trial_command(
     show(trial(request, out, estimate_only=estimate))
 
 
-def named_folders(words: tuple[str, ...]) -> dict[str, str]:
+def _named_folders(words: tuple[str, ...]) -> dict[str, str]:
     """Folders by the name of their domain.
 
-    >>> named_folders(("day=photos/day", "night=photos/night"))
+    >>> _named_folders(("day=photos/day", "night=photos/night"))
     {'day': 'photos/day', 'night': 'photos/night'}
     """
     found: dict[str, str] = {}

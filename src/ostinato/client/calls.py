@@ -58,7 +58,7 @@ def predict(
     """Answers for images: paths, encoded bytes, or a uint8 array or tensor (N, 3, H, W)."""
     query = _given(top=top, source=source, sequence=sequence, deadline_ms=deadline_ms)
     path = f"/v1/streams/{stream}/predict"
-    return Call("POST", path, _of(Prediction), query, files=as_files(images))
+    return Call("POST", path, _of(Prediction), query, files=_as_files(images))
 
 
 def server() -> Call[ServerInfo]:
@@ -143,10 +143,10 @@ def events(name: str | None = None, after: int = 0, most: int = 1000) -> Call[li
     return Call("GET", path, _of(list[EventInfo]), {"after": after, "most": most})
 
 
-def as_files(images: Any) -> tuple[bytes, ...]:
+def _as_files(images: Any) -> tuple[bytes, ...]:
     """Images as files: paths are read, bytes stay, arrays and tensors become npy.
 
-    >>> as_files(b"...")
+    >>> _as_files(b"...")
     (b'...',)
     """
     if isinstance(images, bytes):
@@ -156,7 +156,7 @@ def as_files(images: Any) -> tuple[bytes, ...]:
     if hasattr(images, "__array__"):
         return (_npy(images),)
     try:
-        return tuple(part for one in images for part in as_files(one))
+        return tuple(part for one in images for part in _as_files(one))
     except TypeError:
         raise InputError(
             f"Images are paths, bytes or uint8 arrays, not {type(images).__name__}."

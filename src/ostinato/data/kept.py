@@ -24,17 +24,18 @@ def batch_key(stream: Stream, index: int) -> tuple[Key, int]:
     return key, segment.round
 
 
-class _KeptStream:
-    """Stands for a stream and remembers the batches it has given, up to some memory.
+class StandIn:
+    """Stands for a stream: batches that are known come from elsewhere, all else is the stream's.
 
-    The same images in a later round are the same pixels, so they are kept once.
+    The same images in a later round are the same pixels, so one batch serves all rounds.
     """
 
-    def __init__(self, stream: Stream, limit: float) -> None:
-        self._stream, self._room = stream, limit * GIB
-        self._kept: dict[Key, Batch] = {}
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "_stream":
+            raise AttributeError(name)  # unpickling asks before there is a stream
         return getattr(self._stream, name)
 
     def __len__(self) -> int:
@@ -42,9 +43,32 @@ class _KeptStream:
 
     def __getitem__(self, index: int) -> Batch:
         key, number = batch_key(self._stream, index)
-        known = self._kept.get(key)
-        if known is not None:
-            return replace(known, index=index, round=number)
+        known = self._known(key)
+        if known is None:
+            return self._made(key, index)
+        return replace(known, index=index, round=number)
+
+    def _known(self, key: Key) -> Batch | None:
+        """A batch that need not be made."""
+        raise NotImplementedError
+
+    def _made(self, key: Key, index: int) -> Batch:
+        """A batch that the stream makes."""
+        return self._stream[index]
+
+
+class _KeptStream(StandIn):
+    """Remembers the batches it has given, up to some memory."""
+
+    def __init__(self, stream: Stream, limit: float) -> None:
+        super().__init__(stream)
+        self._room = limit * GIB
+        self._kept: dict[Key, Batch] = {}
+
+    def _known(self, key: Key) -> Batch | None:
+        return self._kept.get(key)
+
+    def _made(self, key: Key, index: int) -> Batch:
         batch = self._stream[index]
         size = batch.images.nbytes + (0 if batch.labels is None else batch.labels.nbytes)
         if size <= self._room:

@@ -39,10 +39,10 @@ STREET_NOTE = (
 )
 
 
-class MosaicModel(nn.Module):
+class _MosaicModel(nn.Module):
     """A classifier of 32 px tiles as a segmenter of mosaics.
 
-    >>> MosaicModel(embedded_model())(torch.zeros(1, 3, 64, 96)).shape
+    >>> _MosaicModel(embedded_model())(torch.zeros(1, 3, 64, 96)).shape
     torch.Size([1, 10, 64, 96])
     """
 
@@ -66,7 +66,7 @@ class MosaicModel(nn.Module):
 
 def mosaic_model(device: str = "cpu") -> nn.Module:
     """The embedded model as a segmenter."""
-    return MosaicModel(embedded_model(device)).eval()
+    return _MosaicModel(embedded_model(device)).eval()
 
 
 def mosaics(images: Tensor, labels: Tensor, count: int) -> tuple[Tensor, Tensor]:

@@ -10,7 +10,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from ostinato.data.kept import GIB, Key, batch_key
+from ostinato.data.kept import GIB, Key, StandIn, batch_key
 from ostinato.data.streams import Stream
 from ostinato.types import Batch
 
@@ -48,38 +48,25 @@ def _write_batches(stream: Stream, indices: Sequence[int], path: str) -> Written
     return written
 
 
-class _SharedStream:
-    """Stands for a stream, with batches read from files; those that are not there are made.
+class _SharedStream(StandIn):
+    """A stream with batches read from files.
 
     It travels to other processes as a list of places, not as pixels.
     """
 
     def __init__(self, stream: Stream, written: Written) -> None:
-        self._stream, self._stored = stream, dict(written)
+        super().__init__(stream)
+        self._stored = dict(written)
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name in ("_stream", "_stored"):
-            raise AttributeError(name)  # unpickling asks before there is a stream
-        return getattr(self._stream, name)
-
-    def __len__(self) -> int:
-        return len(self._stream)
-
-    def __getitem__(self, index: int) -> Batch:
-        key, number = batch_key(self._stream, index)
+    def _known(self, key: Key) -> Batch | None:
         found = self._stored.get(key)
         if found is None:
-            return self._stream[index]
+            return None
         images = _read(found.path, found.place, found.shape, np.uint8)
         after = found.place + images.nbytes
         labels = _read(found.path, after, found.label_shape, np.int16).astype(np.int64)
-        return replace(
-            found.rest,
-            images=torch.from_numpy(images),
-            labels=torch.from_numpy(labels),
-            index=index,
-            round=number,
-        )
+        pixels = torch.from_numpy(images)
+        return replace(found.rest, images=pixels, labels=torch.from_numpy(labels))
 
 
 def _read(path: str, place: int, shape: tuple[int, ...], dtype: Any) -> np.ndarray[Any, Any]:

@@ -24,12 +24,12 @@ from torch import Tensor
 
 from ostinato.errors import ConfigError, InputError, did_you_mean
 
-Picture = Image.Image
-_Resize = Callable[[Picture, Resampling], Picture]
+_Picture = Image.Image
+_Resize = Callable[[_Picture, Resampling], _Picture]
 
 
 def _resize_crop(short: int, crop: int) -> _Resize:
-    def apply(picture: Picture, how: Resampling) -> Picture:
+    def apply(picture: _Picture, how: Resampling) -> _Picture:
         width, height = picture.size
         scaled = (
             (short, int(short * height / width))
@@ -46,13 +46,13 @@ def _resize_crop(short: int, crop: int) -> _Resize:
 
 
 def _square(side: int) -> _Resize:
-    def apply(picture: Picture, how: Resampling) -> Picture:
+    def apply(picture: _Picture, how: Resampling) -> _Picture:
         return picture if picture.size == (side, side) else picture.resize((side, side), how)
 
     return apply
 
 
-def _half(picture: Picture, how: Resampling) -> Picture:
+def _half(picture: _Picture, how: Resampling) -> _Picture:
     if min(picture.size) < 2:
         raise InputError(f"An image of {picture.size} cannot be halved: use transform = 'none'.")
     width, height = picture.width // 2, picture.height // 2
@@ -68,8 +68,7 @@ _TRANSFORMS: dict[str, tuple[_Resize, Resampling] | None] = {
     "resize384-bilinear": (_square(384), Resampling.BILINEAR),
     "half": (_half, Resampling.BOX),
 }
-TRANSFORMS = tuple(_TRANSFORMS)
-"""The names there are, beside resizeN-cropM."""
+"""By name; beside these there is resizeN-cropM."""
 _CROP = re.compile(r"resize(\d{2,4})-crop(\d{2,4})")
 _LARGEST = 2048
 
@@ -95,7 +94,7 @@ def check_transform(name: str) -> str:
     try:
         _find(name)
     except KeyError:
-        hint = did_you_mean(name, TRANSFORMS)
+        hint = did_you_mean(name, _TRANSFORMS)
         raise ConfigError(f"There is no transform {name!r}. {hint}") from None
     return name
 

@@ -21,6 +21,7 @@ from torch import Tensor
 from ostinato.domains.merging import likest, nearest
 from ostinato.domains.routing_state import NAMES, expected_routing, read_routing
 from ostinato.domains.splitting import LATEST, between, fresh, split_off, squared
+from ostinato.domains.traffic import alone, later, staying
 from ostinato.domains.verdict import FAR, SOURCE, Change, View, blended
 from ostinato.ops.expect import Expected
 from ostinato.ops.snapshot import State
@@ -41,8 +42,9 @@ NEAR, SEEN = 4.0, 128
 """Domains beyond so many times `apart` are not compared, those nearer by so many images each."""
 TEST, SELDOM, GROWTH = 8, 128, 8.0
 """A domain is tested for two after so many images: at first, at most, and as a part of its own."""
-MOVED = 3.0
-"""Squared distance of its latest images' mean, chance taken off, beyond which the first will do."""
+MOVED, SURE, SOON = 3.0, 0.4, 2
+"""Its latest images moved where their mean lies this far off (squared), chance and this share of
+chance taken off; then so many images will do."""
 AGAIN = 512
 """Latest images among which one that comes again is known."""
 
@@ -177,12 +179,15 @@ class Router:
         """
         view, due = self.view(), []
         for domain in ids.unique().tolist():
-            row, rows = self.ids.index(domain), placed[ids == domain]
-            self.untested[row] += len(rows)
+            row, count = self.ids.index(domain), int((ids == domain).sum())
+            self.untested[row] += count
+            rows = self.recent[self.owner == domain][-max(count, TEST) :]
             chance = len(view.means[row]) * float(view.spreads[row]) / len(rows)
-            moved = float((rows.mean(0) - view.means[row]).square().sum()) - chance > MOVED
-            old = 0.0 if moved or domain == SOURCE else float(self.counts[row]) / GROWTH
-            if self.untested[row] >= min(max(TEST, old), SELDOM):
+            off = float((rows.mean(0) - view.means[row].float()).square().sum()) - chance
+            moved = off > MOVED + SURE * chance
+            old = 0.0 if domain == SOURCE else float(self.counts[row]) / GROWTH
+            wait = SOON if moved else min(max(TEST, old), SELDOM)
+            if self.untested[row] >= wait:
                 self.untested[row] = 0
                 due.append(domain)
         return due
@@ -216,7 +221,7 @@ class Router:
         view, row, rows = self.view(), self.ids.index(domain), self.recent[chosen]
         others = squared(rows, view.means.float())
         others[:, row] = float("inf")
-        return chosen, split_off(
+        group = split_off(
             rows,
             view.means[row].float(),
             self.enough,
@@ -224,13 +229,13 @@ class Router:
             fixed=domain == SOURCE,
             mine=mine[chosen],
             others=others.amin(1),
-            alone=self._alone(mine),
+            alone=alone(mine),
+            stay=staying(self.owner, self.counts),
+            past=max(int(self.counts[row]) - int(mine[chosen].sum()), 0),
         )
-
-    def _alone(self, mine: Tensor) -> float:
-        """Share of a domain's recent images that another one of it followed: 1 in blocks."""
-        followers = mine[1:][mine[:-1]]
-        return float(followers.float().mean()) if len(followers) else 1.0
+        if group is not None and domain != SOURCE:
+            group = later(group, mine[chosen], self.enough)
+        return chosen, group
 
     def _is_known(self, group: Tensor, domain: int) -> bool:
         """Whether a group split off a domain lies by another one: they would merge at once."""

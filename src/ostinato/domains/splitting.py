@@ -28,6 +28,10 @@ FINE = 0.2
 """By which share two large groups may lie nearer, where time does not speak for one domain."""
 TURNS = 0.6
 """Share of the changes to be expected by chance from which two groups come at the same time."""
+TOGETHER = 1.0
+"""Where traffic stays with a domain: by which share groups that come together must lie farther."""
+HASTE = 0.5
+"""There, by which share fewer images are enough for a group that came after the rest."""
 AXIS_ROUNDS = 10
 GLANCE = 48
 """Numbers of a placed descriptor that nearly all pairs of images are told apart by."""
@@ -62,6 +66,8 @@ def split_off(
     mine: Tensor | None = None,
     others: Tensor | None = None,
     alone: float = 1.0,
+    stay: float = 0.0,
+    past: int = 0,
 ) -> Tensor | None:
     """Indices of the images that are a group of their own beside `mean`, or None.
 
@@ -82,6 +88,9 @@ def split_off(
         alone: how far the domain came alone, from 0 in mixed traffic to 1 in blocks. Two looks that
             come at the same time, and nothing else with them, are likely to be one domain's; where
             one follows the other, or all domains are mixed, large groups may lie nearer.
+        stay: how far traffic is known to stay with a domain for a while. Groups that come together
+            must then lie farther off, and fewer images do where one came after the other.
+        past: images of the domain that are in its mean, and no more among these.
     """
     first = max(len(placed) - LATEST, 0)
     count = len(placed) - first
@@ -90,7 +99,10 @@ def split_off(
     rows = (placed[first:] - mean).float()  # from here on the domain's mean is the origin
     own = torch.ones(count, dtype=torch.bool) if mine is None else mine[first:]
     off = rows.new_full((count,), float("inf")) if others is None else others[first:].float()
-    asked = _Test(rows, rows.square().sum(1), own, off, enough, fixed, alone)
+    past = 0 if fixed else past
+    before = -rows[own].sum(0) / max(past, 1)  # all of the domain's images have mean 0 together
+    past = min(past, LATEST - int(own.sum()))
+    asked = _Test(rows, rows.square().sum(1), own, off, enough, fixed, alone, stay, past, before)
     for side in _settled(asked, _starts(asked)):
         if _stands(asked, side, apart):
             return first + side.nonzero()[:, 0]
@@ -99,7 +111,10 @@ def split_off(
 
 @dataclass(frozen=True)
 class _Test:
-    """What a test is about: see `split_off`; `origin` are the rows' squared lengths."""
+    """What a test is about: see `split_off`.
+
+    `origin` are the rows' squared lengths, `before` is the mean of `past` images.
+    """
 
     rows: Tensor
     origin: Tensor
@@ -108,6 +123,9 @@ class _Test:
     enough: int
     fixed: bool
     alone: float = 1.0
+    stay: float = 0.0
+    past: int = 0
+    before: Tensor | None = None
 
 
 def squared(a: Tensor, b: Tensor) -> Tensor:
@@ -172,24 +190,26 @@ def _nearer(test: _Test, sides: Tensor) -> Tensor:
         return _left_out(_away(test, sides), sides) < torch.minimum(test.origin, test.others)
     # The rest has a mean of its own where it is enough, else the domain's.
     rest = test.mine * (1 - sides)
-    both = torch.cat([sides, rest])
-    off = _left_out(_away(test, both), both)
-    near, far = off[: len(sides)], off[len(sides) :]
-    away = torch.where((rest.sum(1) >= test.enough)[:, None], far, test.origin)
+    near = _left_out(_away(test, sides), sides)
+    far = _left_out(_away(test, rest, test.past), rest, test.past)
+    away = torch.where((rest.sum(1) + test.past >= test.enough)[:, None], far, test.origin)
     return near < torch.minimum(away, test.others)
 
 
-def _away(test: _Test, sides: Tensor) -> Tensor:
+def _away(test: _Test, sides: Tensor, past: int = 0) -> Tensor:
     """(S, n): every row's squared distance from the means of some."""
-    means = sides @ test.rows / sides.sum(1, keepdim=True).clamp_min(1)
+    sums = sides @ test.rows
+    if test.before is not None:
+        sums += past * test.before
+    means = sums / (sides.sum(1, keepdim=True) + past).clamp_min(1)
     return torch.addmm(
         test.origin + means.square().sum(1, keepdim=True), means, test.rows.T, alpha=-2
     )
 
 
-def _left_out(near: Tensor, sides: Tensor) -> Tensor:
+def _left_out(near: Tensor, sides: Tensor, past: int = 0) -> Tensor:
     """A mean lies nearer to the images it is made of: measure as if each were left out."""
-    count = sides.sum(1, keepdim=True)
+    count = sides.sum(1, keepdim=True) + past
     return torch.where(sides > 0, near * (count / (count - 1).clamp_min(1)).square(), near)
 
 
@@ -203,12 +223,17 @@ def _stands(test: _Test, side: Tensor, apart: float) -> bool:
     if count < least:
         return False
     gap = _gap(test, side)
-    if min(count, int((test.mine & ~side).sum())) >= LARGE:
-        apart *= 1 - FINE * (1 - test.alone * _exchanged(side[test.mine | side]))
+    exchanged = _exchanged(side[test.mine | side])
+    asked = apart
+    if min(count, int((test.mine & ~side).sum()) + test.past) >= LARGE:
+        asked *= 1 - FINE * (1 - test.alone * exchanged)
+    if not test.fixed:
+        asked *= 1 + TOGETHER * test.stay * exchanged
     group = test.rows[side]
     spread = float((group - group.mean(0)).square().sum()) / (count - 1) / test.rows.shape[1]
     evidence = (count * min(1.0, spread)) ** STEEP * gap**2
-    return gap >= apart and evidence >= test.enough**STEEP * apart**2
+    enough = test.enough * (1 - HASTE * test.stay * (1 - exchanged))
+    return gap >= asked and evidence >= enough**STEEP * apart**2
 
 
 def _exchanged(side: Tensor) -> float:
@@ -216,29 +241,42 @@ def _exchanged(side: Tensor) -> float:
 
     >>> both = torch.tensor([True, False] * 20)
     >>> _exchanged(both), round(_exchanged(both.sort().values), 2)
-    (1.0, 0.09)
+    (1.0, 0.01)
     """
     share = float(side.float().mean())
     turns = float((side[1:] != side[:-1]).float().mean())
-    return min(1.0, turns / max(TURNS * 2 * share * (1 - share), 1e-6))
+    return min(1.0, turns / max(TURNS * 2 * share * (1 - share), 1e-6)) ** 2
 
 
 def _gap(test: _Test, side: Tensor) -> float:
     """Deviations between the group and the rest, each half measured along the other's axis."""
     group, rest = test.rows[side], test.rows[test.mine & ~side]
-    alone = test.fixed or len(rest) < test.enough
+    alone = test.fixed or len(rest) + test.past < test.enough
     groups, rests = (group[::2], group[1::2]), (rest[::2], rest[1::2])
     axes = [
-        half.mean(0) - (0 if alone else other.mean(0))
+        half.mean(0) - (0 if alone else _centre(test, other))
         for half, other in zip(groups, rests, strict=True)
     ]
     spread = 0.0
     for axis, half, other in zip(axes, groups[::-1], rests[::-1], strict=True):
-        scale = float(axis.square().sum().clamp_min(1e-12))
-        within = held(float((half @ axis).var()) / scale, len(half))
-        around = 1.0 if alone else float((other @ axis).var()) / scale
-        spread += 0.25 * ((min(within, WIDE) if alone else within) + around)
-    return math.sqrt(max(float(axes[0] @ axes[1]), 0.0) / max(spread, 1e-12))
+        within = held(_along(half, axis), len(half))
+        around = _along(other, axis) if len(other) >= LEAST else USUAL
+        spread += 0.25 * (min(within, WIDE) + 1.0 if alone else within + around)
+    chance = 0.0 if alone else test.past / (len(rest) + test.past) ** 2 * test.rows.shape[1]
+    return math.sqrt(max(float(axes[0] @ axes[1]) - chance, 0.0) / max(spread, 1e-12))
+
+
+def _centre(test: _Test, half: Tensor) -> Tensor:
+    """The mean of half of the rest, and of the domain's earlier images."""
+    if not test.past:
+        return half.mean(0)
+    assert test.before is not None
+    return (half.sum(0) + 0.5 * test.past * test.before) / (len(half) + 0.5 * test.past)
+
+
+def _along(rows: Tensor, axis: Tensor) -> float:
+    """The variance of rows along an axis."""
+    return float((rows @ axis).var() / axis.square().sum().clamp_min(1e-12))
 
 
 def between(gap: Tensor, a: Tensor, b: Tensor, squared_length: float) -> float:

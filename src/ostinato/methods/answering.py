@@ -41,7 +41,7 @@ class Answer(dict[str, Tensor]):
             raise AttributeError(name) from None
 
 
-def named_answer(logits: Tensor) -> Any:
+def _named_answer(logits: Tensor) -> Any:
     """The kind of answer that Hugging Face's own models give where its library is in use.
 
     Its pipelines for segmentation take no other.
@@ -111,7 +111,7 @@ class Answering:
             _check_processed(pixel_values, pixel_mask)
             if self.model.normalize == "model":
                 pixel_values = self.model.restored(pixel_values).clamp(0, 1)
-            return named_answer(self.forward(pixel_values, classes))
+            return _named_answer(self.forward(pixel_values, classes))
         if images is None or isinstance(images, Mapping):
             raise InputError("Call it with a tensor of images, or as adapted(**processor(...)).")
         if self._frozen:

@@ -33,6 +33,7 @@ from ostinato.methods.moving import Moving
 from ostinato.methods.persistence import Persistent
 from ostinato.methods.sharing import Sharing
 from ostinato.models import VisionModel, fingerprint
+from ostinato.ops.allocator import hold_little
 from ostinato.ops.around import Around
 from ostinato.ops.batchnorm import BatchStatistics, OtherStatistics, moves_batch_norms
 from ostinato.ops.blocks import choose_blocks
@@ -259,6 +260,7 @@ class Method(Answering, Persistent, Moving, Sharing, nn.Module):
                     output = self.advance(batch).part(batch.mine)
             finally:
                 self.model.release()
+        self._hold_little()
         output.seconds = time.perf_counter() - started
         self.last = output
         return output
@@ -345,6 +347,11 @@ class Method(Answering, Persistent, Moving, Sharing, nn.Module):
             nesterov=self.config.nesterov,
         )
         self.track("optimizer", OptimizerState(self.optimizer))
+
+    def _hold_little(self) -> None:
+        """See `hold_little`; on a GPU, what a batch frees is not the host's memory."""
+        if self.model.device.type == "cpu":
+            hold_little()
 
     def _annealing(self) -> float:
         return cosine(self.counters["steps"], self.config.total_steps)

@@ -58,6 +58,10 @@ class M2a(Method):
             "39.2 % error, ImageNet-C, ViT-B, raw input; 19.8 %, CIFAR-100-C (worse with masks of "
             "frequencies, which are left out here)"
         ),
+        measured=(
+            "does not beat Source on a real ViT-Tiny at its authors' rate for a ViT-B (81.0 "
+            "against 78.3 % error); at a tenth of it it does, by little (77.4)"
+        ),
     )
     presets = {"imagenet-c": {"lr": 1e-3}, "cifar100-c": {"lr": 1e-4}}
 
@@ -70,13 +74,13 @@ class M2a(Method):
         """The whole image first, then the same with more and more of it hidden."""
         views = [self.logits(batch).float()]
         for ratio in self.config.ratios[1:]:
-            hidden = without_squares(batch.pixels, ratio, self.random.generator)
+            hidden = _without_squares(batch.pixels, ratio, self.random.generator)
             views.append(self.logits(batch, hidden).float())
         sure = torch.stack([softmax_entropy(view).mean() for view in views]).mean()
         return Objective(views[0], mask_consistency(views) + self.config.weight * sure)
 
 
-def without_squares(pixels: Tensor, ratio: float, generator: torch.Generator) -> Tensor:
+def _without_squares(pixels: Tensor, ratio: float, generator: torch.Generator) -> Tensor:
     """Images (B, 3, H, W) with a black square each, anywhere within; drawn on the CPU.
 
     Args:
@@ -85,7 +89,7 @@ def without_squares(pixels: Tensor, ratio: float, generator: torch.Generator) ->
         generator: where squares come from.
 
     >>> white = torch.ones(2, 3, 10, 10)
-    >>> hidden = without_squares(white, 0.09, torch.Generator().manual_seed(0))
+    >>> hidden = _without_squares(white, 0.09, torch.Generator().manual_seed(0))
     >>> (white - hidden).sum((1, 2, 3)).tolist()
     [27.0, 27.0]
     """

@@ -26,7 +26,7 @@ class _Images(nn.Module):
                 break
 
 
-class ZeroShot(nn.Module):
+class _ZeroShot(nn.Module):
     """The image side of a CLIP-like model with fixed text embeddings: pixels in, logits out.
 
     Args:
@@ -65,7 +65,7 @@ def zero_shot(
     *,
     template: str = "a photo of a {}.",
     tokenizer: Any = None,
-) -> ZeroShot:
+) -> _ZeroShot:
     """A classifier from a CLIP-like model and one text (or one embedding) a class.
 
     Args:
@@ -77,7 +77,7 @@ def zero_shot(
     if isinstance(texts, Tensor):
         if texts.ndim != 2:
             raise ConfigError(f"Text embeddings are (classes, features), not {tuple(texts.shape)}.")
-        return ZeroShot(clip, texts)
+        return _ZeroShot(clip, texts)
     names = [template.format(text) for text in texts]
     if not names or isinstance(texts, str):
         raise ConfigError("zero_shot needs a list with one text for each class.")
@@ -89,7 +89,7 @@ def zero_shot(
             device = next(clip.parameters()).device
             given = {key: value.to(device) for key, value in tokens.items()}
             embeddings = _features(clip, ("get_text_features", "encode_text"), **given)
-    return ZeroShot(clip, embeddings)
+    return _ZeroShot(clip, embeddings)
 
 
 def _tokenized(clip: nn.Module, names: list[str], tokenizer: Any) -> Any:

@@ -30,14 +30,14 @@ def logits_of(output: Any) -> Tensor:
             return value
     classes, masks = _part(output, "class_queries_logits"), _part(output, "masks_queries_logits")
     if isinstance(classes, Tensor) and isinstance(masks, Tensor):
-        return masked_logits(classes, masks)
+        return _masked_logits(classes, masks)
     raise InputError(
         f"The model returns {type(output).__name__} without logits; wrap it so that it returns "
         "a tensor, or an object with a .logits tensor."
     )
 
 
-def masked_logits(classes: Tensor, masks: Tensor) -> Tensor:
+def _masked_logits(classes: Tensor, masks: Tensor) -> Tensor:
     """Logits per pixel of a model that gives masks and a class for each of them.
 
     A pixel's score for a class is the sum over masks of the class's probability times the mask's,
@@ -49,7 +49,7 @@ def masked_logits(classes: Tensor, masks: Tensor) -> Tensor:
 
     >>> sure = torch.tensor([[[9.0, 0.0, 0.0], [0.0, 9.0, 0.0]]])
     >>> halves = torch.tensor([[[[9.0, -9.0]], [[-9.0, 9.0]]]])
-    >>> masked_logits(sure, halves).argmax(1).tolist()
+    >>> _masked_logits(sure, halves).argmax(1).tolist()
     [[[0, 1]]]
     """
     shares = classes.softmax(-1)[..., :-1]

@@ -61,10 +61,10 @@ def input_convention(model: nn.Module) -> tuple[Triple, Triple] | None:
     return _HF_CONVENTIONS.get(str(kind))
 
 
-def input_channels(model: nn.Module) -> int | None:
+def _input_channels(model: nn.Module) -> int | None:
     """How many channels a model's first convolution takes; None where there is none.
 
-    >>> input_channels(nn.Sequential(nn.Conv2d(1, 8, 3), nn.Conv2d(8, 8, 3)))
+    >>> _input_channels(nn.Sequential(nn.Conv2d(1, 8, 3), nn.Conv2d(8, 8, 3)))
     1
     """
     first = next((m for m in model.modules() if isinstance(m, nn.Conv2d)), None)
@@ -104,7 +104,7 @@ class VisionModel(nn.Module):
             raise ConfigError(f"normalize is 'model', 'none' or 'input', not {normalize!r}.")
         if not any(True for _ in model.parameters()):
             raise ConfigError("The model has no parameters, so there is nothing to adapt.")
-        known = _given(mean, std) or _for_channels(input_convention(model), input_channels(model))
+        known = _given(mean, std) or _for_channels(input_convention(model), _input_channels(model))
         if normalize != "none" and known is None:
             raise ConfigError(
                 f"{type(model).__name__} does not say how its input is normalised. Pass mean=(...) "

@@ -48,10 +48,10 @@ class TwoRanks(nn.Module):
         return self.scales[0] * low + self.scales[1] * high
 
 
-class MetaNetwork(nn.Module):
+class _MetaNetwork(nn.Module):
     """A scale and shift of a frozen part's output, and a bottleneck beside the part.
 
-    >>> meta = MetaNetwork(4, 2, torch.Generator().manual_seed(0))
+    >>> meta = _MetaNetwork(4, 2, torch.Generator().manual_seed(0))
     >>> tokens = torch.rand(1, 3, 4)
     >>> bool((meta(tokens, 2 * tokens) == 2 * tokens).all())
     True
@@ -149,7 +149,7 @@ def beside_parts(model: nn.Module, parts: int, rank: int, generator: torch.Gener
     width = token_width(model)
     parts = min(parts, len(blocks))
     ends = [round((k + 1) * len(blocks) / parts) for k in range(parts)]
-    adapters = {f"part{k}": MetaNetwork(width, rank, generator) for k in range(parts)}
+    adapters = {f"part{k}": _MetaNetwork(width, rank, generator) for k in range(parts)}
     adapted = Adapted(model, adapters)
     for k, meta in enumerate(adapted.parts()):
         first, last = blocks[0 if k == 0 else ends[k - 1]], blocks[ends[k] - 1]

@@ -96,10 +96,10 @@ def _random_flip(pixels: Tensor, generator: torch.Generator) -> Tensor:
 
 
 @dataclass(frozen=True)
-class ScaledView:
+class _ScaledView:
     """A resized, perhaps flipped batch, and the way back for dense predictions.
 
-    >>> view = ScaledView(torch.zeros(1, 3, 16, 16), flipped=True)
+    >>> view = _ScaledView(torch.zeros(1, 3, 16, 16), flipped=True)
     >>> view.undo(torch.zeros(1, 5, 4, 4), (8, 8)).shape
     torch.Size([1, 5, 8, 8])
     """
@@ -117,7 +117,7 @@ class ScaledView:
 
 def scaled_views(
     pixels: Tensor, scales: Sequence[float], flip: bool = True, *, clamp: bool = True
-) -> list[ScaledView]:
+) -> list[_ScaledView]:
     """The batch at every scale, each also flipped where `flip`.
 
     `clamp` keeps rounding from leaving [0, 1]; images that are normalised already have no such
@@ -135,9 +135,9 @@ def scaled_views(
         if size != (height, width):
             resized = F.interpolate(pixels, size=size, mode="bilinear", align_corners=False)
             resized = resized.clamp(0, 1) if clamp else resized
-        views.append(ScaledView(resized, flipped=False))
+        views.append(_ScaledView(resized, flipped=False))
         if flip:
-            views.append(ScaledView(resized.flip(-1), flipped=True))
+            views.append(_ScaledView(resized.flip(-1), flipped=True))
     return views
 
 

@@ -40,22 +40,22 @@ def moves_batch_norms(model: nn.Module, parameters: Iterable[nn.Parameter]) -> b
     return any(id(parameter) in own for parameter in parameters)
 
 
-def batch_moments(x: Tensor) -> tuple[Tensor, Tensor]:
+def _batch_moments(x: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and variance of (B, C, ...) by channel.
 
-    >>> [v.tolist() for v in batch_moments(torch.tensor([[1.0], [3.0]]))]
+    >>> [v.tolist() for v in _batch_moments(torch.tensor([[1.0], [3.0]]))]
     [[2.0], [1.0]]
     """
     variance, mean = torch.var_mean(x.float(), [0, *range(2, x.ndim)], correction=0)
     return mean, variance
 
 
-def renormed(x: Tensor, norm: _BatchNorm, mean: Tensor, variance: Tensor) -> Tensor:
+def _renormed(x: Tensor, norm: _BatchNorm, mean: Tensor, variance: Tensor) -> Tensor:
     """What the norm has to get so that it gives `x` normalised by other statistics.
 
     >>> norm = nn.BatchNorm1d(1, affine=False).eval()
     >>> x = torch.tensor([[2.0], [6.0]])
-    >>> [round(float(v), 3) for v in norm(renormed(x, norm, *batch_moments(x)))]
+    >>> [round(float(v), 3) for v in norm(_renormed(x, norm, *_batch_moments(x)))]
     [-1.0, 1.0]
     """
     assert norm.running_mean is not None
@@ -66,12 +66,12 @@ def renormed(x: Tensor, norm: _BatchNorm, mean: Tensor, variance: Tensor) -> Ten
     return (moved + norm.running_mean.float().view(shape)).to(x.dtype)
 
 
-def renormed_by_batch(x: Tensor, norm: _BatchNorm) -> Tensor:
-    """`renormed` by the batch's own moments in one operator, forwards and backwards.
+def _renormed_by_batch(x: Tensor, norm: _BatchNorm) -> Tensor:
+    """`_renormed` by the batch's own moments in one operator, forwards and backwards.
 
     >>> norm = nn.BatchNorm1d(1, affine=False).eval()
     >>> x = torch.tensor([[2.0], [6.0]])
-    >>> torch.allclose(renormed_by_batch(x, norm), renormed(x, norm, *batch_moments(x)))
+    >>> torch.allclose(_renormed_by_batch(x, norm), _renormed(x, norm, *_batch_moments(x)))
     True
     """
     assert norm.running_mean is not None
@@ -103,7 +103,7 @@ class OtherStatistics(ABC):
     def moved(self, norm: Any, x: Tensor) -> Tensor | None:
         """The norm's input under other statistics; None keeps it."""
         found = self.statistics(norm, x)
-        return None if found is None else renormed(x, norm, *found)
+        return None if found is None else _renormed(x, norm, *found)
 
     @abstractmethod
     def statistics(self, norm: Any, x: Tensor) -> tuple[Tensor, Tensor] | None:
@@ -142,7 +142,7 @@ class BatchStatistics(OtherStatistics):
         """The batch's, mixed with the source's by images where there is a prior."""
         if x.numel() // x.shape[1] < 2:
             return None
-        mean, variance = batch_moments(x)
+        mean, variance = _batch_moments(x)
         if self.prior:
             share = self.images / (self.images + self.prior)
             mean = torch.lerp(norm.running_mean.float(), mean, share)
@@ -153,7 +153,7 @@ class BatchStatistics(OtherStatistics):
         """In one operator where the batch alone counts."""
         if self.prior or x.numel() // x.shape[1] < 2:
             return super().moved(norm, x)
-        return renormed_by_batch(x, norm)
+        return _renormed_by_batch(x, norm)
 
     def __enter__(self) -> BatchStatistics:
         return self
@@ -199,7 +199,7 @@ class FollowingStatistics(OtherStatistics):
         places = [f"{self.who}.{name}.{part}" for part in ("mean", "var")]
         mean, variance = (self.values[place].to(x.device) for place in places)
         if self.following and x.numel() // x.shape[1] > 1:
-            now = batch_moments(x)
+            now = _batch_moments(x)
             mean, variance = (
                 torch.lerp(mean, now[0], self.rate),
                 torch.lerp(variance, now[1], self.rate),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any, Self
 
 from torch import Tensor, nn
@@ -90,12 +89,7 @@ class FeatureTaps:
         self._handles = [b.register_forward_hook(self._keep) for b in self.blocks.values()]
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for handle in self._handles:
             handle.remove()
         self._handles = []

@@ -13,17 +13,17 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-Quadratic = tuple[float, float, float]
+_Quadratic = tuple[float, float, float]
 _CLOSE = 1e-3
 """Largest error of a root, as a share of it. Maps move tokens by a fifth of what it gives."""
 
 
-def best_quadratic(low: float, high: float) -> tuple[Quadratic, float]:
+def _best_quadratic(low: float, high: float) -> tuple[_Quadratic, float]:
     """(a, b, c) with the least largest |1 − x (a + b x² + c x⁴)| on [low, high], and that error.
 
     The exchange algorithm of Remez: the error of the best one has four equal, alternating peaks.
 
-    >>> (a, b, c), error = best_quadratic(0.5, 1.0)
+    >>> (a, b, c), error = _best_quadratic(0.5, 1.0)
     >>> error < 0.025, abs(1 - 0.7 * (a + b * 0.7**2 + c * 0.7**4)) <= error + 1e-12
     (True, True)
     """
@@ -42,16 +42,16 @@ def best_quadratic(low: float, high: float) -> tuple[Quadratic, float]:
 
 
 @lru_cache(maxsize=32)
-def quadratics(least: float) -> tuple[Quadratic, ...]:
+def _quadratics(least: float) -> tuple[_Quadratic, ...]:
     """The polynomials that take [least, 1] near one, in the order they are applied.
 
-    >>> len(quadratics(1e-4)) <= 8
+    >>> len(_quadratics(1e-4)) <= 8
     True
     """
     low, high = math.sqrt(least), 1.0
     found = []
     while True:
-        one, error = best_quadratic(low, high)
+        one, error = _best_quadratic(low, high)
         found.append(one)
         if error < _CLOSE:
             return tuple(found)
@@ -72,7 +72,7 @@ def inverse_root(matrix: Tensor, least: float) -> Tensor:
     size = torch.linalg.matrix_norm(matrix, keepdim=True)
     forward = matrix / size
     back = forward  # until the first polynomial is there
-    steps = quadratics(least)
+    steps = _quadratics(least)
     for place, (a, b, c) in enumerate(steps):
         both = forward if place == 0 else back @ forward
         factor = _polynomial(both, a, b, c)

@@ -23,10 +23,11 @@ from ostinato.ops.colours import three_colours
 from ostinato.ops.files import write_atomically
 from ostinato.ops.gather import Gatherer
 from ostinato.ops.moments import BlockMoments
-from ostinato.ops.tensors import read_tensors
+from ostinato.ops.tensors import digest, read_tensors
 from ostinato.ops.whitening import PLACING, WIDE, Content
 
-_FORMAT = "ostinato-statistics"
+_FORMAT, _UNSIGNED = "ostinato-statistics-2", "ostinato-statistics"
+"""Of files with a checksum, and of those without one that earlier versions wrote."""
 _RANK = 256
 """Covariances of wider blocks are stored by so many directions and one variance for the rest."""
 _VARIED = 500
@@ -105,11 +106,13 @@ class SourceStatistics:
             name: (t if t.dtype == torch.half else t.float()).cpu().contiguous()
             for name, t in tensors.items()
         }
-        write_atomically(path, save(kept, metadata={"format": _FORMAT, "info": json.dumps(info)}))
+        text = json.dumps(info)
+        meta = {"format": _FORMAT, "info": text, "digest": digest(kept, text)}
+        write_atomically(path, save(kept, metadata=meta))
 
     @classmethod
     def load(cls, path: str | Path) -> SourceStatistics:
-        """Read a file written by `save`, of this version or the one before."""
+        """Read a file written by `save`, of this version or an earlier one."""
         if not Path(path).is_file():
             raise MissingResource(
                 f"There is no statistics file {path}. Make one with "
@@ -119,8 +122,12 @@ class SourceStatistics:
             tensors, meta = read_tensors(path)
         except (SafetensorError, OSError, KeyError, ValueError) as error:
             raise MissingResource(f"{path} is truncated or damaged ({error}).") from None
-        if meta.get("format") != _FORMAT:
+        if meta.get("format") not in (_FORMAT, _UNSIGNED):
             raise MissingResource(f"{path} holds no source statistics that Ostinato saved.")
+        if meta["format"] == _FORMAT and meta.get("digest") != digest(
+            tensors, f"{meta.get('info')}"
+        ):
+            raise MissingResource(f"{path} is damaged: its contents do not match their checksum.")
         if not all(bool(tensor.isfinite().all()) for tensor in tensors.values()):
             raise MissingResource(f"{path} holds values that are not finite: collect them anew.")
         try:

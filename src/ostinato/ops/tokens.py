@@ -32,7 +32,7 @@ def _end_blocks(model: nn.Module) -> tuple[nn.Module, nn.Module]:
 
 
 @dataclass(frozen=True)
-class Patches:
+class _Patches:
     """Where patch tokens come from.
 
     Attributes:
@@ -44,7 +44,7 @@ class Patches:
     size: tuple[int, int]
 
 
-def find_patches(model: nn.Module) -> Patches:
+def find_patches(model: nn.Module) -> _Patches:
     """Where patches of pixels become tokens.
 
     That is a convolution whose kernel is its stride; where there is none, the last step of a
@@ -57,7 +57,7 @@ def find_patches(model: nn.Module) -> Patches:
         if not isinstance(module, nn.Conv2d) or module.in_channels > 4:
             continue  # convolutions of features may look the same, such as SegFormer's reductions
         if module.kernel_size == module.stride != (1, 1):
-            return Patches(module, (int(module.kernel_size[0]), int(module.kernel_size[1])))
+            return _Patches(module, (int(module.kernel_size[0]), int(module.kernel_size[1])))
     for module in model.modules():
         if (found := _behind_stem(module)) is not None:
             return found
@@ -68,13 +68,13 @@ def find_patches(model: nn.Module) -> Patches:
     )
 
 
-def _behind_stem(module: nn.Module) -> Patches | None:
+def _behind_stem(module: nn.Module) -> _Patches | None:
     stem, last = getattr(module, "backbone", None), getattr(module, "proj", None)
     ratio: Any = getattr(module, "feat_ratio", None)
     if not (isinstance(stem, nn.Module) and isinstance(last, nn.Module) and callable(ratio)):
         return None
     height, width = ratio(as_scalar=False)
-    return Patches(last, (int(height), int(width)))
+    return _Patches(last, (int(height), int(width)))
 
 
 def token_width(model: nn.Module) -> int:

@@ -15,7 +15,7 @@ from ostinato.report.runs import Run, Variant
 from ostinato.report.style import FAINT, INK, MARKERS, canvas, fold, shade, to_svg
 from ostinato.report.timeline import readable
 
-Array = NDArray[np.float64]
+_Array = NDArray[np.float64]
 _PANELS = 6
 _NAMES = 5
 _DENSE = 600
@@ -32,12 +32,12 @@ class Projection:
     [0.8, 0.2]
     """
 
-    mean: Array
-    axes: Array
-    explained: Array
+    mean: _Array
+    axes: _Array
+    explained: _Array
 
     @classmethod
-    def fit(cls, points: Array) -> Projection:
+    def fit(cls, points: _Array) -> Projection:
         """Principal components by singular values; signs fixed, so that results repeat."""
         mean = points.mean(0)
         _, sizes, rows = np.linalg.svd(points - mean, full_matrices=False)
@@ -49,16 +49,16 @@ class Projection:
         signs = np.where(rows[np.arange(2), strongest] < 0, -1.0, 1.0)
         return cls(mean, rows * signs[:, None], sizes)
 
-    def __call__(self, points: Array) -> Array:
+    def __call__(self, points: _Array) -> _Array:
         """(N, d) to (N, 2)."""
-        placed: Array = (points - self.mean) @ self.axes.T
+        placed: _Array = (points - self.mean) @ self.axes.T
         return placed
 
 
-class Ellipse(NamedTuple):
+class _Ellipse(NamedTuple):
     """Where a domain lies: centre, half axes, and the angle of the first in degrees.
 
-    >>> Ellipse((0.0, 0.0), (2.0, 1.0), 30.0).radii
+    >>> _Ellipse((0.0, 0.0), (2.0, 1.0), 30.0).radii
     (2.0, 1.0)
     """
 
@@ -67,7 +67,7 @@ class Ellipse(NamedTuple):
     angle: float
 
 
-def ellipse(points: Array, weights: Array, sigmas: float = _SIGMAS) -> Ellipse:
+def ellipse(points: _Array, weights: _Array, sigmas: float = _SIGMAS) -> _Ellipse:
     """The weighted mean and `sigmas` standard deviations of points on the plane.
 
     >>> ellipse(np.array([[0.0, 1], [0, -1], [0, 1], [0, -1]]), np.ones(4)).radii
@@ -78,28 +78,28 @@ def ellipse(points: Array, weights: Array, sigmas: float = _SIGMAS) -> Ellipse:
     apart = points - centre
     sizes, axes = np.linalg.eigh((apart * share[:, None]).T @ apart)
     first = axes[:, 1]
-    return Ellipse(
+    return _Ellipse(
         (float(centre[0]), float(centre[1])),
         (sigmas * math.sqrt(max(sizes[1], 0.0)), sigmas * math.sqrt(max(sizes[0], 0.0))),
         math.degrees(math.atan2(first[1], first[0])) % 180.0,
     )
 
 
-class Described(NamedTuple):
+class _Described(NamedTuple):
     """A run's batches on the plane."""
 
-    points: Array
-    images: Array
+    points: _Array
+    images: _Array
     found: list[int]
     true: list[str]
     rounds: list[int]
     batches: list[int]
 
 
-def _describe(run: Run, plane: Projection) -> Described:
+def _describe(run: Run, plane: Projection) -> _Described:
     """Place every batch that has a descriptor and a decision."""
     kept = [r for r in run.records if r.descriptor and r.decision is not None]
-    return Described(
+    return _Described(
         plane(descriptors(run)),
         np.array([float(r.images) for r in kept]),
         [r.decision.domain for r in kept if r.decision is not None],
@@ -109,7 +109,7 @@ def _describe(run: Run, plane: Projection) -> Described:
     )
 
 
-def descriptors(run: Run) -> Array:
+def descriptors(run: Run) -> _Array:
     """(batches, d): the mean descriptor of each batch with a decision."""
     rows = [r.descriptor for r in run.records if r.descriptor and r.decision is not None]
     return np.array(rows, dtype=np.float64)
@@ -168,7 +168,7 @@ def descriptor_of(run: Run) -> Any:
     return run.setting("discriminator", "descriptor")
 
 
-def _rows(label: str, placed: Described) -> list[tuple[Value, ...]]:
+def _rows(label: str, placed: _Described) -> list[tuple[Value, ...]]:
     columns = zip(
         placed.batches, placed.rounds, placed.true, placed.found, placed.images, placed.points,
         strict=True,
@@ -179,7 +179,7 @@ def _rows(label: str, placed: Described) -> list[tuple[Value, ...]]:
     ]
 
 
-def _draw_map(axes: Any, variant: Variant, plane: Projection, placed: Described) -> None:
+def _draw_map(axes: Any, variant: Variant, plane: Projection, placed: _Described) -> None:
     from matplotlib.patches import Ellipse as Patch
 
     found = np.array(placed.found)
@@ -206,7 +206,7 @@ def _draw_map(axes: Any, variant: Variant, plane: Projection, placed: Described)
     _name_true(axes, placed)
 
 
-def _members(placed: Described) -> dict[int, list[str]]:
+def _members(placed: _Described) -> dict[int, list[str]]:
     """The true domains that lie in each discovered one, a fifth of their batches or more."""
     true, found = np.array(placed.true), np.array(placed.found)
     names = dict.fromkeys(placed.true)
@@ -216,7 +216,7 @@ def _members(placed: Described) -> dict[int, list[str]]:
     }
 
 
-def _name_true(axes: Any, placed: Described) -> None:
+def _name_true(axes: Any, placed: _Described) -> None:
     """The true domains of each cluster, above it, or where there is room nearby."""
     found = np.array(placed.found)
     notes = []

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ostinato.data.kept import GIB, Key, batch_key
+from ostinato.data.kept import GIB, Key, StandIn, batch_key
 from ostinato.data.shared import distinct
 from ostinato.data.streams import Stream
 from ostinato.types import Batch
@@ -57,8 +57,8 @@ def make_hand(stream: Stream, indices: Sequence[int], threads: int) -> tuple[boo
     return True, found
 
 
-class HandedStream:
-    """Stands for a stream whose batches lie in hands; those that are not there are made.
+class HandedStream(StandIn):
+    """A stream whose batches lie in hands.
 
     Args:
         stream: the stream itself.
@@ -69,29 +69,21 @@ class HandedStream:
     def __init__(
         self, stream: Stream, dealt: Sequence[Sequence[int]], take: Callable[[int], Hand]
     ) -> None:
-        self._stream, self._take = stream, take
+        super().__init__(stream)
+        self._take = take
         self._places: dict[Key, tuple[int, int]] = {
             batch_key(stream, index)[0]: (hand, place)
             for hand, indices in enumerate(dealt)
             for place, index in enumerate(indices)
         }
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-    def __len__(self) -> int:
-        return len(self._stream)
-
-    def __getitem__(self, index: int) -> Batch:
-        key, number = batch_key(self._stream, index)
+    def _known(self, key: Key) -> Batch | None:
         place = self._places.get(key)
         made = None if place is None else self._take(place[0])[place[1]]
         if made is None:
-            return self._stream[index]
+            return None
         return replace(  # copies, since the store's own pixels are everybody's
             made.rest,
             images=torch.from_numpy(made.images.copy()),
             labels=torch.from_numpy(made.labels.astype(np.int64)),
-            index=index,
-            round=number,
         )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
-Headers = tuple[tuple[bytes, bytes], ...]
+_Headers = tuple[tuple[bytes, bytes], ...]
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Call:
     method: str
     path: str
     query: bytes
-    headers: Headers
+    headers: _Headers
     body: bytes
     client: tuple[str, int]
 
@@ -54,7 +54,7 @@ class Reply:
     """One answer."""
 
     status: int
-    headers: Headers
+    headers: _Headers
     body: bytes
 
 

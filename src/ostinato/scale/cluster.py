@@ -14,7 +14,7 @@ from ostinato.errors import ConfigError
 
 _EXTRA = "The engine 'ray' needs one more package: pip install 'ostinato[ray]'."
 NAMESPACE = "ostinato"
-ANSWERS = 10.0
+_ANSWERS = 10.0
 """Seconds in which the machine at an address has to take a connection."""
 _QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",  # nothing is reported to anybody
@@ -72,7 +72,7 @@ def connected(address: str | None = None, cpus: int | None = None) -> Iterator[A
         )
     except ConnectionError as error:
         if address == "auto":
-            raise no_cluster(address, error) from None
+            raise _no_cluster(address, error) from None
         raise ConfigError(
             f"Somebody listens at {address}, but this process could not join ({str(error)[:160]}): "
             "it is no Ray cluster, one of another version, or one whose token this user does not "
@@ -99,12 +99,12 @@ def check_answers(address: str) -> None:
     if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
         raise ConfigError(f"{address!r} is no address of a Ray cluster: write auto or HOST:PORT.")
     try:
-        socket.create_connection((host.strip("[]"), int(port)), ANSWERS).close()
+        socket.create_connection((host.strip("[]"), int(port)), _ANSWERS).close()
     except OSError as error:
-        raise no_cluster(address, error) from None
+        raise _no_cluster(address, error) from None
 
 
-def no_cluster(address: str, error: Exception) -> ConfigError:
+def _no_cluster(address: str, error: Exception) -> ConfigError:
     """What to do where there is none."""
     return ConfigError(
         f"There is no Ray cluster at {address} ({str(error)[:160]}): start one with 'ray start "

@@ -31,7 +31,7 @@ _LONG = 60.0
 
 
 @dataclass(eq=False)
-class Seat:
+class _Seat:
     """A shard as the front sees it."""
 
     number: int
@@ -67,7 +67,7 @@ class Front:
         make: Callable[[int], Any] | None = None,
     ) -> None:
         self.settings, self.keeper, self.gone, self.patience = settings, keeper, gone, patience
-        self.seats = [Seat(number, actor) for number, actor in enumerate(actors)]
+        self.seats = [_Seat(number, actor) for number, actor in enumerate(actors)]
         self.make = make
         self.places: dict[str, int] = {}
         self.moving: dict[str, asyncio.Event] = {}
@@ -91,7 +91,7 @@ class Front:
 
     # Requests.
 
-    def place(self, name: str) -> Seat:
+    def place(self, name: str) -> _Seat:
         """The shard of a stream; of one that there is not, where it would begin."""
         known = self.places.get(name)
         if known is None:
@@ -138,13 +138,13 @@ class Front:
                 self._learn(name, seat, call)
             return reply
 
-    def _learn(self, name: str, seat: Seat, call: Call) -> None:
+    def _learn(self, name: str, seat: _Seat, call: Call) -> None:
         if call.method == "DELETE" and call.path == f"/v1/streams/{name}":
             self.places.pop(name, None)
         else:
             self.places.setdefault(name, seat.number)
 
-    async def ask(self, seat: Seat, call: Call, until: float) -> Reply:
+    async def ask(self, seat: _Seat, call: Call, until: float) -> Reply:
         """Send a call to a shard; `gone` where it dies over it."""
         try:
             await asyncio.wait_for(seat.room.acquire(), max(0.001, until - time.monotonic()))
@@ -171,7 +171,7 @@ class Front:
 
     # Shards that go and come back.
 
-    def down(self, seat: Seat) -> None:
+    def down(self, seat: _Seat) -> None:
         """A shard does not answer: hold its requests, and look until it does."""
         if seat.task is None or seat.task.done():
             seat.up.clear()
@@ -191,7 +191,7 @@ class Front:
                     except TimeoutError:  # slow is not gone
                         continue
 
-    async def _join(self, seat: Seat) -> None:
+    async def _join(self, seat: _Seat) -> None:
         while not self.leaving:
             looking = asyncio.ensure_future(_of(seat.actor.ready.remote()))
             while not looking.done():
@@ -209,13 +209,13 @@ class Front:
             seat.up.set()
             return
 
-    async def _consider(self, seat: Seat) -> None:
+    async def _consider(self, seat: _Seat) -> None:
         """Whether a shard that is away has been so for too long."""
         if time.monotonic() - seat.since > self.patience and self.ready and not seat.lost:
             seat.lost = True
             await self.rescue(seat)
 
-    async def rescue(self, seat: Seat) -> None:
+    async def rescue(self, seat: _Seat) -> None:
         """Give the streams of a shard that is lost to the others, as they were last written."""
         for name in [one for one, at in self.places.items() if at == seat.number]:
             others = [one for one in self.seats if one.up.is_set() and one is not seat]
@@ -223,7 +223,7 @@ class Front:
                 return
             await self._move(name, min(others, key=self._load), drain=False)
 
-    def _load(self, seat: Seat) -> int:
+    def _load(self, seat: _Seat) -> int:
         return sum(at == seat.number for at in self.places.values())
 
     # Streams that move.
@@ -241,7 +241,7 @@ class Front:
         if self.places[name] != to:
             await self._move(name, self.seats[to], drain=True)
 
-    async def _move(self, name: str, to: Seat, *, drain: bool) -> None:
+    async def _move(self, name: str, to: _Seat, *, drain: bool) -> None:
         held = self.moving[name] = asyncio.Event()
         try:
             source = self.seats[self.places[name]]
@@ -267,12 +267,12 @@ class Front:
 
     # All of them.
 
-    async def everywhere(self, call: Call, *, wait: bool = True) -> list[tuple[Seat, Reply]]:
+    async def everywhere(self, call: Call, *, wait: bool = True) -> list[tuple[_Seat, Reply]]:
         """What every shard says; with `wait`, those that are away are waited for."""
         until = self.until(call)
         asked = [seat for seat in self.seats if not seat.lost and (wait or seat.up.is_set())]
 
-        async def one(seat: Seat) -> tuple[Seat, Reply] | None:
+        async def one(seat: _Seat) -> tuple[_Seat, Reply] | None:
             while True:
                 await self._wait(seat.up, until, f"Shard {seat.number} is coming back.")
                 try:

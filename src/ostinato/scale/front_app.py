@@ -34,7 +34,7 @@ def _front_of(request: Request) -> Front:
     return front
 
 
-Fronted = Annotated[Front, Depends(_front_of)]
+_Fronted = Annotated[Front, Depends(_front_of)]
 
 
 async def _call_of(request: Request) -> Call:
@@ -62,14 +62,14 @@ def _response_of(reply: Reply) -> Response:
 
 
 @router.get("/v1/streams", dependencies=[needs("read")])
-async def streams(request: Request, front: Fronted) -> Response:
+async def streams(request: Request, front: _Fronted) -> Response:
     """All streams at a glance."""
     found = await front.everywhere(await _call_of(request))
     return JSONResponse([info for _, reply in found for info in json.loads(reply.body)])
 
 
 @router.get("/v1/server", dependencies=[needs("read")])
-async def server(request: Request, front: Fronted) -> Response:
+async def server(request: Request, front: _Fronted) -> Response:
     """What is served, and what the asking key may do."""
     found = [json.loads(r.body) for _, r in await front.everywhere(await _call_of(request))]
     trouble = [one["storage"] for one in found if one["storage"] != "whole"]
@@ -81,7 +81,7 @@ async def server(request: Request, front: Fronted) -> Response:
 
 
 @router.get("/v1/shards", dependencies=[needs("read")])
-async def shards(front: Fronted) -> Response:
+async def shards(front: _Fronted) -> Response:
     """Every shard: whether it answers, its epoch, process and streams."""
     return JSONResponse(
         [
@@ -119,7 +119,7 @@ def events(
 
 
 @router.get("/metrics", dependencies=[needs("read")])
-async def metrics(request: Request, front: Fronted) -> Response:
+async def metrics(request: Request, front: _Fronted) -> Response:
     """For Prometheus; every figure says its shard."""
     found = await front.everywhere(await _call_of(request), wait=False)
     text = merged({seat.number: reply.body.decode() for seat, reply in found}, front)
@@ -127,7 +127,7 @@ async def metrics(request: Request, front: Fronted) -> Response:
 
 
 @router.get("/v1/live", dependencies=[needs("read")])
-async def live(request: Request, front: Fronted, stream: str | None = None) -> Response:
+async def live(request: Request, front: _Fronted, stream: str | None = None) -> Response:
     """Server-sent events: all streams that changed, once a second; one in full where named."""
     call = await _call_of(request)
     return StreamingResponse(_pulses(request, front, call, stream), media_type="text/event-stream")
@@ -161,7 +161,7 @@ async def _pulses(
 
 
 @router.get("/openapi.json", include_in_schema=False)
-async def openapi(request: Request, front: Fronted) -> Response:
+async def openapi(request: Request, front: _Fronted) -> Response:
     """The interface of one stream's server, which the front hands on."""
     return _response_of(await front.forward("openapi", await _call_of(request)))
 
@@ -170,7 +170,7 @@ async def openapi(request: Request, front: Fronted) -> Response:
 
 
 @router.post("/v1/streams", dependencies=[needs("operate")])
-async def declare(request: Request, front: Fronted, given: StreamRequest) -> Response:
+async def declare(request: Request, front: _Fronted, given: StreamRequest) -> Response:
     """Declare a stream; a copy begins on the shard of what it copies."""
     check_name(given.name)
     if given.start is not None and given.name not in front.places and given.start in front.places:
@@ -183,7 +183,7 @@ async def declare(request: Request, front: Fronted, given: StreamRequest) -> Res
 
 
 @router.post("/v1/streams/{name}/move", dependencies=[needs("operate")])
-async def move(front: Fronted, name: str, to: Annotated[int, Query(ge=0, le=100_000)]) -> Response:
+async def move(front: _Fronted, name: str, to: Annotated[int, Query(ge=0, le=100_000)]) -> Response:
     """Move a stream to another shard: what waits is learned, the state written and loaded."""
     await front.move(name, to)
     return JSONResponse({"stream": name, "shard": to})
@@ -191,7 +191,7 @@ async def move(front: Fronted, name: str, to: Annotated[int, Query(ge=0, le=100_
 
 @router.api_route("/v1/streams/{name}", methods=_ALL)
 @router.api_route("/v1/streams/{name}/{rest:path}", methods=_ALL)
-async def forward(request: Request, front: Fronted, name: str) -> Response:
+async def forward(request: Request, front: _Fronted, name: str) -> Response:
     """Whatever else is asked of a stream; its shard sees whether the key allows it."""
     if not roles_of(request):
         raise HTTPException(401, "A key of this server is needed.", {"www-authenticate": "Bearer"})

@@ -61,7 +61,7 @@ class Task:
         return f"{self.spec.label} {self.spec.stream} {self.spec.seed}"
 
 
-Reply: TypeAlias = "str | OstinatoError"
+_Reply: TypeAlias = "str | OstinatoError"
 """The name of the finished run's folder, or why there is none."""
 
 
@@ -72,7 +72,7 @@ def run_row(
     hands: Sequence[Any],
     desk: Any,
     *_: Any,
-) -> Reply:
+) -> _Reply:
     """Run a row, or go on with it where an earlier try had come.
 
     Args:
@@ -92,7 +92,7 @@ def run_row(
 
     handed = cast(Stream, HandedStream(stream, dealt, take))
     if (Path(task.out) / task.token).is_file():
-        return _attempt(task, Path(task.out), handed, Reporter(desk, task))
+        return _attempt(task, Path(task.out), handed, _Reporter(desk, task))
     out = _scratch(task.token)
     known = ray.get(desk.read.remote(task.digest))
     if known is not None:
@@ -104,7 +104,7 @@ def run_row(
     return reply
 
 
-def _attempt(task: Task, out: Path, stream: Stream, listener: Listener) -> Reply:
+def _attempt(task: Task, out: Path, stream: Stream, listener: Listener) -> _Reply:
     """Run; a defect of one row should not cost the others their hours."""
     until = time.monotonic() + _PATIENCE
     while True:
@@ -130,7 +130,7 @@ def _attempt(task: Task, out: Path, stream: Stream, listener: Listener) -> Reply
             return OstinatoError(f"{type(error).__name__}: {str(error)[:200]}")
 
 
-class Reporter(Listener):
+class _Reporter(Listener):
     """Tells the desk how far a row has come."""
 
     def __init__(self, desk: Any, task: Task) -> None:
@@ -153,7 +153,7 @@ class Reporter(Listener):
             self.desk.batches.remote({self.task.digest: (self.done, str(self.score))})
 
 
-class _Carrier(Reporter):
+class _Carrier(_Reporter):
     """Also sends the run's files, where the disk here is not the one of who asked."""
 
     def begun(self, folder: RunFolder | None, done: int, total: int) -> None:

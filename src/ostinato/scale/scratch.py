@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TextIO
 
 PREFIX = "ostinato-shard-"
-LOCK = "lock"
+_LOCK = "lock"
 
 
 class Scratch:
@@ -21,9 +21,9 @@ class Scratch:
     """
 
     def __init__(self) -> None:
-        remove_abandoned()
+        _remove_abandoned()
         self.folder = Path(tempfile.mkdtemp(prefix=PREFIX))
-        self._lock = (self.folder / LOCK).open("w")
+        self._lock = (self.folder / _LOCK).open("w")
         fcntl.flock(self._lock, fcntl.LOCK_EX)
 
     def close(self) -> None:
@@ -32,9 +32,9 @@ class Scratch:
         self._lock.close()
 
 
-def remove_abandoned() -> None:
+def _remove_abandoned() -> None:
     """Remove folders of shards that are gone: a process that lives holds its lock."""
-    for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*/{LOCK}"):
+    for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*/{_LOCK}"):
         try:
             with path.open() as lock:
                 if _free(lock):

@@ -34,7 +34,7 @@ _LOOK = 0.5
 _STOPPING = 120.0
 """Seconds that rows get to finish their batch and write a checkpoint after Ctrl-C."""
 _TOKEN = ".sweep-"
-Ended: TypeAlias = tuple[Outcome, Path]
+_Ended: TypeAlias = tuple[Outcome, Path]
 """What became of a row, and where its run lies."""
 
 
@@ -154,7 +154,7 @@ class RayEngine:
 
     def _everywhere(
         self, groups: list[Group], out: Path, token: str, memory: float, console: Console
-    ) -> dict[str, Ended]:
+    ) -> dict[str, _Ended]:
         out.mkdir(parents=True, exist_ok=True)
         if not self.carried:
             (out / token).touch()
@@ -200,9 +200,9 @@ class RayEngine:
         out: Path,
         memory: float,
         console: Console,
-    ) -> dict[str, Ended]:
+    ) -> dict[str, _Ended]:
         waiting: dict[Any, Task] = {}
-        found: dict[str, Ended] = {}
+        found: dict[str, _Ended] = {}
         try:
             for group in groups:
                 waiting |= self._submit(ray, desk, group, memory / len(groups))
@@ -227,7 +227,7 @@ class RayEngine:
             ) from None
         return found
 
-    def _outcome(self, ray: Any, ended: Any, out: Path) -> Ended:
+    def _outcome(self, ray: Any, ended: Any, out: Path) -> _Ended:
         try:
             reply = ray.get(ended)
         except ray.exceptions.RayError as error:

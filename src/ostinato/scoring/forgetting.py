@@ -135,14 +135,6 @@ def round_means(table: Cells) -> dict[int, Means]:
     }
 
 
-def domain_means(table: Cells) -> dict[str, Means]:
-    """The mean of each domain over its rounds (`by_domains` weighs the rounds alike)."""
-    return {
-        name: mean(score for (_, domain), score in table.items() if domain == name)
-        for name in domains(table)
-    }
-
-
 def total_mean(table: Cells) -> Means:
     """The mean over every domain of every round."""
     return mean(table.values())

@@ -63,11 +63,6 @@ def _information(table: NDArray[np.int64]) -> float:
     return max(_entropy(table.sum(1)) + _entropy(table.sum(0)) - joint, 0.0)
 
 
-def mutual_information(true: Labels, found: Labels) -> float:
-    """Mutual information of two labellings, in nats."""
-    return _information(contingency(true, found)) if len(true) else 0.0
-
-
 def normalized_mutual_information(true: Labels, found: Labels) -> float:
     """Mutual information over the mean of both entropies; 1 for equal partitions.
 

@@ -214,10 +214,10 @@ def measure_routing(
 
 
 @dataclass(frozen=True)
-class Timed:
+class _Timed:
     """One batch: how long it took, whether it was learned from, who answered.
 
-    >>> Timed(0.02, learned=True, routed=None).learned
+    >>> _Timed(0.02, learned=True, routed=None).learned
     True
     """
 
@@ -226,19 +226,19 @@ class Timed:
     routed: float | None
 
 
-def _round(ways: Sequence[Way], setting: Setting, device: torch.device) -> list[Timed]:
+def _round(ways: Sequence[Way], setting: Setting, device: torch.device) -> list[_Timed]:
     batch = setting.batch()
     return [_timed(way, batch, device) for way in ways]
 
 
-def _timed(way: Way, batch: torch.Tensor, device: torch.device) -> Timed:
+def _timed(way: Way, batch: torch.Tensor, device: torch.device) -> _Timed:
     if way.before is not None:
         way.before(batch)
     _wait(device)
     started = time.perf_counter()
     learned = way.step(batch)
     _wait(device)
-    return Timed(time.perf_counter() - started, bool(learned), _routed(way))
+    return _Timed(time.perf_counter() - started, bool(learned), _routed(way))
 
 
 def _routed(way: Way) -> float | None:
@@ -251,7 +251,7 @@ def _routed(way: Way) -> float | None:
     ) / len(last.trust)
 
 
-def _summarise(way: Way, found: Sequence[Timed], forward: Sequence[Timed], size: int) -> Speed:
+def _summarise(way: Way, found: Sequence[_Timed], forward: Sequence[_Timed], size: int) -> Speed:
     """A way's timed batches in a row, beside the forward's."""
     seconds = sorted(one.seconds for one in found)
     average = statistics.fmean if way.mean else statistics.median

@@ -90,7 +90,7 @@ class TableResult(Config):
     ...     headings=(Heading(name="Mean"),),
     ...     rows=(TableRow(label="Source", origin="measured", values=(Value(value=50.0),)),),
     ... )
-    >>> print(to_csv(result).splitlines()[1])
+    >>> print(_to_csv(result).splitlines()[1])
     Source,measured,50.0,,,,,,,,,,
     """
 
@@ -133,7 +133,7 @@ def to_json(result: TableResult) -> str:
     return result.model_dump_json(indent=1) + "\n"
 
 
-def to_csv(result: TableResult) -> str:
+def _to_csv(result: TableResult) -> str:
     """One line per row, numbers in full, with a spread beside every value."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -275,6 +275,6 @@ _FORMS: dict[str, Callable[[TableResult], str]] = {
     "terminal": _console,
     "markdown": to_markdown,
     "latex": _to_latex,
-    "csv": to_csv,
+    "csv": _to_csv,
     "json": to_json,
 }

@@ -120,15 +120,15 @@ def advise(outcomes: Sequence[Outcome], ours: str, extra: Interval | None, word:
         "unclear": f"Not shown: {figures}, which may be chance. More images would tell.",
         "no": f"No: {figures}.",
     }[verdict]
-    preset, reason = choose_preset(extra)
+    preset, reason = _choose_preset(extra)
     reasons = (*([reason] if reason else []), *_losses(outcomes, ours))
     return Advice(verdict, headline, None if verdict == "no" else preset, reasons)
 
 
-def choose_preset(extra: Interval | None) -> tuple[str, str]:
+def _choose_preset(extra: Interval | None) -> tuple[str, str]:
     """The preset to take, and why: gradients only where they show a gain of their own.
 
-    >>> choose_preset(Interval(2.0, 1.0, 3.0))[0], choose_preset(Interval(0.1, -1.0, 1.2))[0]
+    >>> _choose_preset(Interval(2.0, 1.0, 3.0))[0], _choose_preset(Interval(0.1, -1.0, 1.2))[0]
     ('robust', 'forward-only')
     """
     if extra is None:

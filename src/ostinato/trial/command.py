@@ -44,7 +44,7 @@ def trial(request: Request, home: Path, *, estimate_only: bool = False) -> Path 
     check_severity(request.severity)
     chosen = rows(request.peers)
     before = read_question(home)
-    material = Material.lay(request)
+    material = _Material.lay(request)
     asked = question(request, request.limit, material.digest, request.load())
     if before is not None:
         check_same(home, before, asked)
@@ -67,7 +67,7 @@ def trial(request: Request, home: Path, *, estimate_only: bool = False) -> Path 
     return _write(home, request, material, limit, traffic, results)
 
 
-class Material:
+class _Material:
     """Everything that was read for a trial: clean images, shown images, own domains."""
 
     def __init__(
@@ -77,7 +77,7 @@ class Material:
         self.outputs = outputs
 
     @classmethod
-    def lay(cls, request: Request) -> Material:
+    def lay(cls, request: Request) -> _Material:
         """Read images with the model at hand; refuse what cannot be scored."""
         model = request.load()
         taken = take_images(request.images, model, request.normalize)
@@ -118,7 +118,7 @@ class Material:
 def _afford(
     request: Request,
     preparations: Preparations,
-    material: Material,
+    material: _Material,
     chosen: list[Row],
     console: Console,
 ) -> int:
@@ -144,7 +144,7 @@ def _afford(
 def _write(
     home: Path,
     request: Request,
-    material: Material,
+    material: _Material,
     limit: int,
     traffic: list[Traffic],
     results: Results,

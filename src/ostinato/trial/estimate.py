@@ -14,7 +14,7 @@ from ostinato.methods.base import Method
 from ostinato.trial.plan import BATCH, Row, Traffic, tried
 from ostinato.trial.setting import Preparations, Request
 
-Pace = dict[tuple[str, int], float]
+_Pace = dict[tuple[str, int], float]
 """Seconds an image, by method's title and batch size."""
 _PROBES = 3
 DEFAULT, LEAST = 100, 25
@@ -23,12 +23,12 @@ DEFAULT, LEAST = 100, 25
 
 def measure_pace(
     request: Request, preparations: Preparations, rows: Sequence[Row], shown: Tensor
-) -> Pace:
+) -> _Pace:
     """Time a few batches of every method, whole ones and single images.
 
     A method that refuses the model has no pace; the trial says why when it comes to it.
     """
-    pace: Pace = {}
+    pace: _Pace = {}
     model = request.load()
     for row in rows:
         try:

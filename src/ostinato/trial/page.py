@@ -58,10 +58,10 @@ class Cell(NamedTuple):
     best: bool
 
 
-class Line(NamedTuple):
+class _Line(NamedTuple):
     """One line of the table.
 
-    >>> Line("One by one", [Cell("31.7", "", False)]).title
+    >>> _Line("One by one", [Cell("31.7", "", False)]).title
     'One by one'
     """
 
@@ -110,7 +110,7 @@ def _about(facts: Facts, traffic: Sequence[Traffic]) -> str:
     )
 
 
-def _line(kind: Traffic, rows: Sequence[str], outcomes: Sequence[Outcome]) -> Line:
+def _line(kind: Traffic, rows: Sequence[str], outcomes: Sequence[Outcome]) -> _Line:
     mine = {one.row: one for one in outcomes if one.traffic == kind.name}
     errors = [one.error for one in mine.values()]
     best = min(errors) if len(set(errors)) > 1 else None
@@ -122,7 +122,7 @@ def _line(kind: Traffic, rows: Sequence[str], outcomes: Sequence[Outcome]) -> Li
             continue
         gain = "" if one.gain is None else f"{one.gain.estimate:+.1f}"
         cells.append(Cell(f"{one.error:.1f}", gain, one.error == best))
-    return Line(kind.title, cells)
+    return _Line(kind.title, cells)
 
 
 def _figures(results: Results, traffic: Sequence[Traffic]) -> list[object]:

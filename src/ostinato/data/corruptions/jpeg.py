@@ -53,7 +53,7 @@ _HALF = 1 << 15
 
 
 @lru_cache(maxsize=32)
-def quantisation(quality: int, chroma: bool, device: torch.device) -> Tensor:
+def _quantisation(quality: int, chroma: bool, device: torch.device) -> Tensor:
     """The 8×8 divisors at a quality from 1 to 100."""
     scale = 5000 // quality if quality < 50 else 200 - 2 * quality
     table = torch.tensor(_CHROMA if chroma else _LUMA)
@@ -140,8 +140,8 @@ def by_operators(x: Tensor, quality: int) -> Tensor:
     """(B, 3, H, W) uint8 after baseline JPEG with halved chroma, in torch on any device."""
     height, width = x.shape[-2:]
     luma, chroma = _planes(x)
-    luma = _lossy(luma, quantisation(quality, False, x.device))
-    chroma = _lossy(chroma, quantisation(quality, True, x.device))[..., : (width + 1) // 2]
+    luma = _lossy(luma, _quantisation(quality, False, x.device))
+    chroma = _lossy(chroma, _quantisation(quality, True, x.device))[..., : (width + 1) // 2]
     cb, cr = _double(chroma)[:, :height, :width].sub(128).chunk(2)
     red = luma + ((91881 * cr + _HALF) >> 16)
     green = luma + ((-22554 * cb - 46802 * cr + _HALF) >> 16)

@@ -13,13 +13,13 @@ from ostinato.data.corruptions._filters import crop, magnify, motion
 from ostinato.data.corruptions._frost import DRIFT, KINDS, textures
 from ostinato.data.corruptions._random import Draws
 
-GREY = (0.299, 0.587, 0.114)
+_GREY = (0.299, 0.587, 0.114)
 
 
 def grey(levels: Tensor) -> Tensor:
     """Luma of (B, 3, H, W) as (B, 1, H, W)."""
     red, green, blue = (levels[:, i : i + 1] for i in range(3))
-    return red * GREY[0] + green * GREY[1] + blue * GREY[2]
+    return red * _GREY[0] + green * _GREY[1] + blue * _GREY[2]
 
 
 @corruption(

@@ -13,7 +13,7 @@ from ostinato.data.datasets.base import IGNORE
 from ostinato.errors import ConfigError
 from ostinato.registry import DATASETS
 
-SPLITS = {"train": 367, "val": 101, "test": 233}
+_SPLITS = {"train": 367, "val": 101, "test": 233}
 _VOID = 11
 
 
@@ -21,7 +21,7 @@ _VOID = 11
 class CamVid(Scenes):
     """<split>/images with <split>/labels, or <split> with <split>annot; void (11) becomes 255.
 
-    >>> CamVid.num_classes, SPLITS["test"]
+    >>> CamVid.num_classes, _SPLITS["test"]
     (11, 233)
     """
 
@@ -43,9 +43,9 @@ class CamVid(Scenes):
     )
 
     def __init__(self, root: str | Path, split: str = "test") -> None:
-        if split not in SPLITS:
-            raise ConfigError(f"split = {split!r}: choose from {', '.join(SPLITS)}.")
-        self.expected = {self.name: SPLITS[split]}
+        if split not in _SPLITS:
+            raise ConfigError(f"split = {split!r}: choose from {', '.join(_SPLITS)}.")
+        self.expected = {self.name: _SPLITS[split]}
         found = locate(root, ("camvid", "CamVid"), [f"{split}/images", f"{split}annot"])
         if found is None:
             raise wrong_layout(self.name, root, self.layout, f"{split}/images")

@@ -16,7 +16,7 @@ from ostinato.registry import DATASETS
 _PIXELS = 3 * 32 * 32
 
 
-class CifarBinary(Dataset):
+class _CifarBinary(Dataset):
     """A base for the binary versions: records of label bytes and 3072 pixel bytes."""
 
     constants = "cifar"
@@ -73,7 +73,7 @@ class CifarBinary(Dataset):
 
 
 @DATASETS.register("cifar10")
-class Cifar10(CifarBinary):
+class Cifar10(_CifarBinary):
     """CIFAR-10, binary version; corruptions are made on the fly.
 
     >>> Cifar10.files["test"]
@@ -94,7 +94,7 @@ class Cifar10(CifarBinary):
 
 
 @DATASETS.register("cifar100")
-class Cifar100(CifarBinary):
+class Cifar100(_CifarBinary):
     """CIFAR-100, binary version, fine labels; corruptions are made on the fly.
 
     >>> Cifar100.label_bytes  # the coarse label comes first

@@ -16,7 +16,7 @@ from ostinato.errors import DataError
 from ostinato.registry import DATASETS
 
 
-class CifarC(Dataset):
+class _CifarC(Dataset):
     """A base: <corruption>.npy of (5 × N, 32, 32, 3), severity 1 first, and labels.npy."""
 
     layout = "gaussian_noise.npy, ..., labels.npy"
@@ -85,7 +85,7 @@ class CifarC(Dataset):
 
 
 @DATASETS.register("cifar10-c")
-class Cifar10C(CifarC):
+class Cifar10C(_CifarC):
     """CIFAR-10-C: 10,000 test images a corruption and severity.
 
     >>> Cifar10C.folder
@@ -99,7 +99,7 @@ class Cifar10C(CifarC):
 
 
 @DATASETS.register("cifar100-c")
-class Cifar100C(CifarC):
+class Cifar100C(_CifarC):
     """CIFAR-100-C: 10,000 test images a corruption and severity.
 
     >>> Cifar100C.folder

@@ -55,7 +55,7 @@ class BlendedExperts(nn.Module):
     def logits(self, tokens: Tensor) -> Tensor:
         """(B, E); with noise while it is set, as warming wants it."""
         mean = tokens.float().mean(1)
-        router = self.router[per_sequence(self.domains, len(mean))].expand(len(mean), -1, -1)
+        router = self.router[_per_sequence(self.domains, len(mean))].expand(len(mean), -1, -1)
         logits = torch.einsum("bd,bed->be", mean, router)
         if self.noise is not None:
             logits = logits + torch.randn(logits.shape, generator=self.noise).to(logits.device)
@@ -92,10 +92,10 @@ class _Behind:
         return put_back(tokens + self.adapter(tokens))
 
 
-def per_sequence(domains: Tensor | int, count: int) -> Tensor | int:
+def _per_sequence(domains: Tensor | int, count: int) -> Tensor | int:
     """The domain of every sequence of tokens, where a model cuts images into several in a row.
 
-    >>> per_sequence(torch.tensor([2, 0]), 4)
+    >>> _per_sequence(torch.tensor([2, 0]), 4)
     tensor([2, 2, 0, 0])
     """
     if isinstance(domains, int) or len(domains) in (1, count):

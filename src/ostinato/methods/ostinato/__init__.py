@@ -141,8 +141,9 @@ class Ostinato(Counted):
     # One batch.
 
     def advance(self, batch: Input) -> StepOutput:
-        """Answer a batch and learn from it, in parts of `micro` images."""
-        outputs = [self._advance(part) for part in in_parts(batch, self.config.micro)]
+        """Answer a batch and learn from it, in parts of `micro` images where that may matter."""
+        parts = [batch] if self._is_settled(len(batch)) else in_parts(batch, self.config.micro)
+        outputs = [self._advance(part) for part in parts]
         self.counters["steps"] += 1
         self.counters["size"] = list(batch.pixels.shape[-2:])
         return joined(outputs)
@@ -257,11 +258,24 @@ class Ostinato(Counted):
             return None
         return made[-len(change.owners) :] if len(made) >= len(change.owners) else None
 
+    def _latest_domain(self) -> Domain | None:
+        """The domain that came last; None where that was the source."""
+        last = None if self.last is None else self.last.domain
+        return None if last is None else self.bank.domains.get(last)
+
     def _remakes(self, count: int) -> bool:
         """Whether so many more images of the domain that came last have its maps made anew."""
-        last = None if self.last is None else self.last.domain
-        domain = None if last is None else self.bank.domains.get(last)
+        domain = self._latest_domain()
         return domain is not None and domain.images + count >= domain.due
+
+    def _is_settled(self, count: int) -> bool:
+        """Whether a batch of the domain that came last would change nothing: it is taken whole.
+
+        Where something is learned, or maps are made, the first part of a batch serves the others.
+        """
+        domain = self._latest_domain()
+        lasts = domain is not None and domain.lasts(self.config.enough)
+        return lasts and not self.config.learn and not self._remakes(count)
 
     # Learning.
 
@@ -276,8 +290,7 @@ class Ostinato(Counted):
 
     def _expected_step(self) -> Domain | None:
         """The domain that came last, if it would learn from a batch of its own."""
-        last = None if self.last is None else self.last.domain
-        domain = None if last is None else self.bank.domains.get(last)
+        domain = self._latest_domain()
         if domain is None or not self._may_learn(domain) or not self._pays(domain):
             return None
         return domain
@@ -347,6 +360,7 @@ class Ostinato(Counted):
                 levels, described, classes = self.queue.pop(0)
                 self._take_in(levels.float() / 255, described, classes)
                 moved |= self._learn_waiting(classes)
+        self._hold_little()
         return moved
 
     def source_logits(self, batch: Input) -> Tensor:

@@ -121,7 +121,7 @@ class Pea(Method):
         ),
         measured=(
             "does not beat Source on a real ViT-Tiny whose corruption changes every four "
-            "batches (81.4 against 78.3 % error): a batch counts 2 % in its moments, which need"
+            "batches (81.3 against 78.3 % error): a batch counts 2 % in its moments, which need"
             " some fifty of one domain"
         ),
     )

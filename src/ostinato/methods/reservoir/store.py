@@ -138,7 +138,7 @@ def prediction_information(logits: Tensor) -> float:
     return float(distribution_entropy(marginal(logits)) - softmax_entropy(logits).mean())
 
 
-class Swappable(Stateful, Protocol):
+class _Swappable(Stateful, Protocol):
     """Something whose whole state can be exchanged for another of its own."""
 
     def take_back(self, state: State) -> None:
@@ -152,7 +152,7 @@ class Slots:
     A state is swapped in and out whole: parameters, optimizer, teachers, random numbers.
     """
 
-    def __init__(self, inner: Swappable) -> None:
+    def __init__(self, inner: _Swappable) -> None:
         self.inner = inner
         self.states = [inner.export_state().clone()]
         self.active = 0
