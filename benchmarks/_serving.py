@@ -178,6 +178,7 @@ class Note:
     version: str = ""
     answer: Any = None
     said: str = ""
+    ended: float = 0.0
 
 
 class Caller(threading.Thread):
@@ -259,7 +260,8 @@ class Caller(threading.Thread):
         connection.request("POST", path, self.bodies[body], {"content-type": self.kind})
         answer = connection.getresponse()
         text = answer.read()
-        note = Note(name, number, body, answer.status, time.monotonic() - began)
+        ended = time.monotonic()
+        note = Note(name, number, body, answer.status, ended - began, ended=ended)
         if answer.status == 200:
             note.version = text[:400].split(b'"version":"', 1)[1].split(b'"', 1)[0].decode()
             if number % self.keep == 0:
@@ -313,6 +315,23 @@ def as_npy(array: np.ndarray[Any, Any]) -> bytes:
     data = io.BytesIO()
     np.save(data, np.ascontiguousarray(array))
     return data.getvalue()
+
+
+def paced(notes: list[Note], images: int, callers: int) -> float:
+    """Images answered a second, over the time that callers were at it: the last answers come late.
+
+    >>> notes = [Note(f"cam-{at}", 0, 0, 200, 0.5, ended=end) for at, end in ((0, 0.5), (1, 1.5))]
+    >>> notes.append(Note("cam-0", 1, 0, 429, 1.0, ended=1.5))
+    >>> paced(notes, images=8, callers=2)  # one was at it for 1.5 s, the other for 0.5 s
+    16.0
+    """
+    spans = dict[int, tuple[float, float]]()
+    for note in notes:
+        who = int(note.stream.rpartition("-")[2]) % callers
+        first, last = spans.get(who, (float("inf"), 0.0))
+        spans[who] = (min(first, note.ended - note.seconds), max(last, note.ended))
+    busy = sum(last - first for first, last in spans.values()) / max(len(spans), 1)
+    return sum(note.status == 200 for note in notes) * images / max(busy, 1e-9)
 
 
 def quantile(values: list[float], share: float) -> float:

@@ -31,7 +31,7 @@ from _serve_check import check
 from _serve_crowd import Crowd
 from _serve_meter import read, told
 from _serve_plain import Work, pace, plain
-from _serving import Caller, Note, Server, quantile
+from _serving import Caller, Note, Server, paced, quantile
 
 TOLD = 10.0
 """Seconds between two lines while the load goes on."""
@@ -120,7 +120,7 @@ def main() -> None:
         warm_up(server, given, bodies, kind)
         every = TOLD if given.seconds <= 300 else 60.0
         notes, memory, broken = load(server, given, bodies, kind, given.seconds, told_of=every)
-        rate = report(notes, memory, broken, given.seconds, given)
+        rate = report(notes, memory, broken, given)
         summary(server, "at the end")
         work = plain(given, folder) if given.turns else None
         ratio(server, given, bodies, kind, work)
@@ -165,7 +165,7 @@ def still(server: Server, given: argparse.Namespace, bodies: list[bytes], kind: 
     notes, memory, broken = load(
         server, given, bodies, kind, given.still, start=30_000_000, told_of=given.still / 3
     )
-    report(notes, memory, broken, given.still, given)
+    report(notes, memory, broken, given)
     frozen(server, given, "unfreeze")
 
 
@@ -209,16 +209,14 @@ def taught(
     for seconds in (given.seconds / 2, given.seconds):  # first whatever is made once
         start = int(50_000_000 + 1_000_000 * seconds)
         found = load(server, given, bodies, kind, seconds, start=start, told_of=TOLD / 2)
-    report(*found, given.seconds, given)
+    report(*found, given)
     ratio(server, given, bodies, kind, work, start=60_000_000)
 
 
-def report(
-    notes: list[Note], memory: list[float], broken: int, seconds: float, given: argparse.Namespace
-) -> float:
+def report(notes: list[Note], memory: list[float], broken: int, given: argparse.Namespace) -> float:
     good = [note for note in notes if note.status == 200]
     others = Counter((n.status, n.said) for n in notes if n.status not in (200, 429))
-    rate = len(good) * given.images / seconds
+    rate = paced(notes, given.images, min(given.callers, given.speaking or given.streams))
     waits = [note.seconds for note in good]
     half = memory[len(memory) // 2 :]
     print(
@@ -288,7 +286,9 @@ def ratio(
     for turn in range(given.turns):
         first = start + 1_000_000 * turn
         notes, _, _ = load(server, given, bodies, kind, given.turn, start=first)
-        served.append(sum(note.status == 200 for note in notes) * given.images / given.turn)
+        served.append(
+            paced(notes, given.images, min(given.callers, given.speaking or given.streams))
+        )
         server.pause(True)  # what it still learns would take the library's time
         alone.append(pace(alone_way, given))
         server.pause(False)

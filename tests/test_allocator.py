@@ -47,21 +47,6 @@ def test_another_c_library_is_left_alone(monkeypatch):
     assert give_back() is False
 
 
-def test_threads_share_arenas_where_the_c_library_can(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[int, int]] = []
-
-    class Library:
-        def mallopt(self, what: int, value: int) -> int:
-            asked.append((what, value))
-            return 1
-
-    monkeypatch.setattr(allocator.ctypes, "CDLL", lambda _: Library())
-    assert allocator.share_arenas(3)
-    assert asked == [(-8, 3)]
-    monkeypatch.setattr(allocator.ctypes, "CDLL", lambda _: object())
-    assert not allocator.share_arenas()
-
-
 @glibc
 @proc
 def test_batches_hold_little_between_them(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -313,7 +313,7 @@ def test_free_memory_goes_back_once_nothing_was_written_for_a_while(
 ) -> None:
     given = []
     monkeypatch.setattr(writer, "give_back", lambda: given.append(True))
-    monkeypatch.setattr(writer, "TRIM", 0.05)
+    monkeypatch.setattr(writer, "REST", 0.05)
     store = Store(tmp_path)
     store.take()
     working = writer.Writer(store, keep=1, events=10, answers=10)

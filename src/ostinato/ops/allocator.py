@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-_ARENA_MAX = -8
-"""What glibc's `mallopt` calls the number of places that threads allocate from."""
 _STATM = Path("/proc/self/statm")
 _SLACK = 10
 """The part of its memory at rest that a process may hold beside it: one in so many."""
@@ -90,15 +88,3 @@ def resident() -> int:
         return int(_STATM.read_bytes().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, IndexError, ValueError):
         return 0
-
-
-def share_arenas(count: int = 1) -> bool:
-    """Let all threads allocate from one place, or a few; whether the C library does so.
-
-    Each thread has one of its own otherwise, and what one frees there no other uses. To be called
-    by a process that owns itself, before its threads begin.
-    """
-    try:
-        return bool(ctypes.CDLL(None).mallopt(_ARENA_MAX, count))
-    except (OSError, AttributeError, TypeError):  # not glibc
-        return False

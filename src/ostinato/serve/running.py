@@ -13,7 +13,6 @@ import uvicorn
 from fastapi import FastAPI
 
 from ostinato.errors import ConfigError
-from ostinato.ops.allocator import share_arenas
 from ostinato.serve.app import make_app
 from ostinato.serve.fleet import Fleet
 from ostinato.serve.keys import list_keys
@@ -65,7 +64,6 @@ def run(settings: Settings, begun: Callable[[str], None] | None = None) -> None:
     check_closed(settings)
     taken = listen(settings)
     sys.setswitchinterval(SWITCH)
-    share_arenas()
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s %(message)s")
     fleet = Fleet(settings, load_served(settings))
     host = f"[{settings.host}]" if ":" in settings.host else settings.host

@@ -29,8 +29,8 @@ PENDING = 20_000
 """Events and answers kept while nothing can be written; older ones are dropped, and counted."""
 RETRY = 1.0
 """Seconds between attempts while nothing can be written."""
-TRIM = 1.0
-"""Seconds between two times that free memory goes back to the system."""
+REST = 10.0
+"""Seconds without anything to write after which free memory goes back to the system."""
 PRUNE = 2000
 """Rows after which old ones are removed."""
 
@@ -102,7 +102,7 @@ class Writer:
         self._ready = threading.Condition()
         self._stopping = self._idle = False
         self._unpruned: dict[int, int] = {}
-        self._trimmed, self._resting = 0.0, True  # nothing was done since free memory went back
+        self._resting = True  # nothing was done since free memory went back
         self._thread = threading.Thread(target=self._work, name="ostinato-writer", daemon=True)
 
     def start(self) -> None:
@@ -215,8 +215,6 @@ class Writer:
                 self._job = None
                 self._write_lines()
                 self.trouble = None
-                if time.monotonic() - self._trimmed > TRIM:
-                    self._trim()
             except (sqlite3.Error, OSError, StateError) as error:
                 if connection is not None:
                     connection.close()
@@ -226,19 +224,15 @@ class Writer:
             connection.close()
 
     def _rest(self) -> None:
-        """Wait until there is something to write; after a while let free memory go, once."""
-        came = self._ready.wait(None if self._resting else TRIM)
-        if not came and not self._resting:
-            self._trim()
+        """Wait until there is something to write; after a while let free memory go, once.
 
-    def _trim(self) -> None:
-        """Let free memory go.
-
-        Bodies that wait to be learned from and experts lie between what forwards leave, so that
-        the next forward's tensors fit nowhere there: it would take new pages, for hours.
+        Not under load: what is free is used again within a second. Each thread has its own, so
+        that bodies that wait to be learned from do not come between the tensors of forwards.
         """
-        self._trimmed, self._resting = time.monotonic(), True
-        give_back()
+        came = self._ready.wait(None if self._resting else REST)
+        if not came and not self._resting:
+            self._resting = True
+            give_back()
 
     def write_rows(self, connection: sqlite3.Connection, rows: list[Row]) -> None:
         """Write events and answers, and remove old ones."""
