@@ -261,7 +261,8 @@ def _weighs(test: _Test, side: Tensor, gap: float, apart: float, haste: float = 
     group = test.rows[side]
     spread = float(group.var(0).mean())
     evidence: float = (len(group) * min(1.0, spread)) ** STEEP * gap**2
-    return evidence >= (test.enough * (1 - haste)) ** STEEP * apart**2
+    needed: float = (test.enough * (1 - haste)) ** STEEP * apart**2
+    return evidence >= needed
 
 
 def _exchanged(side: Tensor) -> float:
