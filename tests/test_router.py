@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from ostinato.domains.parting import parts
 from ostinato.domains.router import Router
 from ostinato.domains.splitting import LEAST, fresh, split_off
 from ostinato.domains.verdict import FAR, SOURCE
@@ -379,17 +380,51 @@ def test_damaged_states_are_refused_and_change_nothing(router, damage):
 # When domains are tested for two.
 
 
-def test_two_large_groups_may_lie_nearer_in_mixed_traffic_or_one_after_the_other():
+def test_where_traffic_stays_looks_that_come_together_are_one_domain():
     gap = torch.zeros(16).double()
-    gap[0] = 5.0  # less than is asked of groups that come at the same time
+    gap[0] = 7.0
     first, second = gaussian(60, 1), gaussian(60, 2) + gap
     mixed = torch.stack([first, second], 1).flatten(0, 1)
     centre = mixed.mean(0)
-    assert split_off(mixed, centre, 20, 5.5) is None
-    found = split_off(mixed, centre, 20, 5.5, alone=0.0)
-    assert found is not None
-    assert set((found % 2).tolist()) in ({0}, {1})
-    assert split_off(torch.cat([first, second]), centre, 20, 5.5) is not None
+    assert split_off(mixed, centre, 20, 5.5) is not None
+    assert split_off(mixed, centre, 20, 5.5, stay=1.0) is None
+    later = split_off(torch.cat([first, second]), centre, 20, 5.5, stay=1.0)
+    assert later is not None
+
+
+def test_where_traffic_stays_fewer_images_are_enough_for_what_comes_next():
+    rows = torch.cat([gaussian(60, 1), gaussian(10, 2) + 2.4])  # ten deviations off
+    mean = torch.zeros(16).double()
+    assert split_off(rows, mean, 20, 5.5, stay=1.0, past=100) is not None
+    assert split_off(rows, mean, 20, 5.5, stay=0.6, past=100) is None
+
+
+def test_images_that_left_the_memory_still_tell_where_a_domain_lies():
+    old, new = gaussian(200, 1), gaussian(50, 2)
+    new[:, 0] += 6.5
+    mean = torch.cat([old, new]).mean(0)
+    rows = torch.cat([old[-4:], new])  # of the old ones hardly any are left
+    assert split_off(rows, mean, 20, 5.5, stay=0.9, past=196) is not None
+    assert split_off(rows, new.mean(0), 20, 5.5, stay=0.9) is None
+
+
+def test_many_domains_in_one_pool_are_told_apart_by_ten_images_each():
+    where = 14 * torch.eye(16)[:8].double()
+    rows = gaussian(80, 3) + where.repeat(10, 1)
+    groups = parts(rows.float(), LEAST, lambda a, b: 5.5)
+    assert sorted(group.tolist() for group, _ in groups) == [
+        list(range(k, 80, 8)) for k in range(8)
+    ]
+    one = parts(gaussian(80, 3).float(), LEAST, lambda a, b: 5.5)
+    assert [len(group) for group, _ in one] == [80]
+
+
+def test_the_domain_that_was_there_keeps_its_number(router):
+    router.observe(correlated(60, seed=1) + shift(1))
+    change = router.observe(correlated(60, seed=2) + shift(1) + 0.8 * shift(2))
+    assert list(change.founded) == [2]
+    assert set(change.owners) == {2}
+    assert set(router.observe(correlated(20, seed=3) + shift(1)).owners) == {1}
 
 
 @pytest.mark.parametrize("alone", [0.0, 1.0])

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ostinato.domains.splitting import LEAST, between, squared
+from ostinato.domains.distances import between, squared
+from ostinato.domains.splitting import LEAST
 from ostinato.domains.verdict import View
 
 

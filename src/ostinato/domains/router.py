@@ -18,9 +18,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ostinato.domains.distances import between, squared
 from ostinato.domains.merging import likest, nearest
 from ostinato.domains.routing_state import NAMES, expected_routing, read_routing
-from ostinato.domains.splitting import LATEST, between, fresh, split_off, squared
+from ostinato.domains.splitting import LATEST, fresh, split_off
 from ostinato.domains.traffic import alone, later, staying
 from ostinato.domains.verdict import FAR, SOURCE, Change, View, blended
 from ostinato.ops.expect import Expected
@@ -181,7 +182,8 @@ class Router:
         for domain in ids.unique().tolist():
             row, count = self.ids.index(domain), int((ids == domain).sum())
             self.untested[row] += count
-            rows = self.recent[self.owner == domain][-max(count, TEST) :]
+            latest = (self.owner == domain).nonzero()[-max(count, TEST) :, 0]
+            rows = self.recent[latest]
             chance = len(view.means[row]) * float(view.spreads[row]) / len(rows)
             off = float((rows.mean(0) - view.means[row].float()).square().sum()) - chance
             moved = off > MOVED + SURE * chance

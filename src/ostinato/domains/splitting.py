@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ostinato.domains.distances import USUAL, along, held, squared
+from ostinato.domains.parting import parts
+
 ROUNDS = 8
 LEAST = 8
 """Images that found a domain at the least, where they lie far away."""
-PRIOR = 4.0
-"""Images that the spread of a few along a line is held near `USUAL` by."""
-USUAL = 2.0
 STEEP = 2.0
 """Fewer images than enough must lie farther off: by their number to this power."""
 LATEST = 256
@@ -30,8 +30,10 @@ TURNS = 0.6
 """Share of the changes to be expected by chance from which two groups come at the same time."""
 TOGETHER = 1.0
 """Where traffic stays with a domain: by which share groups that come together must lie farther."""
+MIXED = 0.5
+"""Below this, traffic is not known to stay: a domain's images may be many groups at once."""
 HASTE = 0.5
-"""There, by which share fewer images are enough for a group that came after the rest."""
+"""Where it stays, by which share fewer images are enough for a group that came after the rest."""
 AXIS_ROUNDS = 10
 GLANCE = 48
 """Numbers of a placed descriptor that nearly all pairs of images are told apart by."""
@@ -71,10 +73,12 @@ def split_off(
 ) -> Tensor | None:
     """Indices of the images that are a group of their own beside `mean`, or None.
 
-    Several starts are tried: the latest images, the farthest, and either side of the direction in
-    which they vary most. From there images go to the nearer of two means, and what results counts
-    where it lies `apart` deviations from the rest, along the line between them. Both are measured
-    across two halves, so that a group found by chance is not confirmed by the images that made it.
+    Where traffic is not known to stay with a domain, there may be many groups (`parting.parts`), of
+    which the largest stays. Else several starts are tried: the latest images, the farthest, and
+    either side of the direction in which they vary most. From there images go to the nearer of two
+    means, and what results counts where it lies `apart` deviations from the rest, along the line
+    between them. Both are measured across two halves, so that a group found by chance is not
+    confirmed by the images that made it.
 
     Args:
         placed: (n, d) whitened descriptors of recent images, oldest first.
@@ -103,6 +107,9 @@ def split_off(
     before = -rows[own].sum(0) / max(past, 1)  # all of the domain's images have mean 0 together
     past = min(past, LATEST - int(own.sum()))
     asked = _Test(rows, rows.square().sum(1), own, off, enough, fixed, alone, stay, past, before)
+    if stay < MIXED:
+        side = _parted(asked, apart)
+        return None if side is None else first + side.nonzero()[:, 0]
     for side in _settled(asked, _starts(asked)):
         if _stands(asked, side, apart):
             return first + side.nonzero()[:, 0]
@@ -128,14 +135,22 @@ class _Test:
     before: Tensor | None = None
 
 
-def squared(a: Tensor, b: Tensor) -> Tensor:
-    """(n, m): squared distances between the rows of two tensors.
+def _parted(test: _Test, apart: float) -> Tensor | None:
+    """(n,) which images leave a domain: its largest group that can, the very largest stays."""
+    own = test.mine.nonzero()[:, 0]
 
-    >>> squared(torch.tensor([[0.0, 0.0]]), torch.tensor([[3.0, 4.0]])).item()
-    25.0
-    """
-    squares = a.square().sum(1)[:, None] + b.square().sum(1)[None] - 2 * (a @ b.T)
-    return squares.clamp_min(0)
+    def asked(a: Tensor, b: Tensor) -> float:
+        both = torch.cat([torch.ones_like(a), torch.zeros_like(b)])[torch.cat([a, b]).argsort()]
+        return _asked(test, min(len(a), len(b)), _exchanged(both > 0), apart)
+
+    found = sorted(parts(test.rows[own], LEAST, asked), key=lambda part: -len(part[0]))
+    for group, off in found if test.fixed else found[1:]:
+        side = torch.zeros_like(test.mine)
+        side[own[group]] = True
+        gap = min(off * apart, _gap(test, side)) if test.fixed else off * apart
+        if len(group) >= LEAST and gap >= apart and _weighs(test, side, gap, apart):
+            return side
+    return None
 
 
 def _starts(test: _Test) -> Tensor:
@@ -214,26 +229,40 @@ def _left_out(near: Tensor, sides: Tensor, past: int = 0) -> Tensor:
 
 
 def _stands(test: _Test, side: Tensor, apart: float) -> bool:
-    """Whether a group is one: far enough off, and by enough images for that distance.
-
-    Images that hardly differ from one another count as fewer.
-    """
+    """Whether a group is one: far enough off, and by enough images for that distance."""
     count = int(side.sum())
     least = LEAST if test.fixed or bool(side[-LEAST:].all()) else test.enough
     if count < least:
         return False
     gap = _gap(test, side)
-    exchanged = _exchanged(side[test.mine | side])
-    asked = apart
-    if min(count, int((test.mine & ~side).sum()) + test.past) >= LARGE:
-        asked *= 1 - FINE * (1 - test.alone * exchanged)
-    if not test.fixed:
-        asked *= 1 + TOGETHER * test.stay * exchanged
+    rest = test.mine & ~side
+    exchanged = _exchanged(side[side | rest])
+    haste = HASTE * test.stay * (1 - exchanged)
+    least_gap = _asked(test, min(count, int(rest.sum()) + test.past), exchanged, apart)
+    return gap >= least_gap and _weighs(test, side, gap, apart, haste)
+
+
+def _asked(test: _Test, fewest: int, exchanged: float, apart: float) -> float:
+    """Deviations that two groups must be off each other, by what time says.
+
+    Args:
+        test: what the test is about.
+        fewest: images of the smaller group.
+        exchanged: how far they come at the same time.
+        apart: deviations where time says nothing.
+    """
+    if fewest >= LARGE:
+        apart *= 1 - FINE * (1 - test.alone * exchanged)
+    return apart if test.fixed else apart * (1 + TOGETHER * test.stay * exchanged)
+
+
+def _weighs(test: _Test, side: Tensor, gap: float, apart: float, haste: float = 0.0) -> bool:
+    """Whether images are enough for their distance; those that hardly differ count as fewer."""
     group = test.rows[side]
-    spread = float((group - group.mean(0)).square().sum()) / (count - 1) / test.rows.shape[1]
-    evidence = (count * min(1.0, spread)) ** STEEP * gap**2
-    enough = test.enough * (1 - HASTE * test.stay * (1 - exchanged))
-    return gap >= asked and evidence >= enough**STEEP * apart**2
+    spread = float(group.var(0).mean())
+    evidence: float = (len(group) * min(1.0, spread)) ** STEEP * gap**2
+    needed: float = (test.enough * (1 - haste)) ** STEEP * apart**2
+    return evidence >= needed
 
 
 def _exchanged(side: Tensor) -> float:
@@ -259,8 +288,8 @@ def _gap(test: _Test, side: Tensor) -> float:
     ]
     spread = 0.0
     for axis, half, other in zip(axes, groups[::-1], rests[::-1], strict=True):
-        within = held(_along(half, axis), len(half))
-        around = _along(other, axis) if len(other) >= LEAST else USUAL
+        within = held(along(half, axis), len(half))
+        around = along(other, axis) if len(other) >= LEAST else USUAL
         spread += 0.25 * (min(within, WIDE) + 1.0 if alone else within + around)
     chance = 0.0 if alone else test.past / (len(rest) + test.past) ** 2 * test.rows.shape[1]
     return math.sqrt(max(float(axes[0] @ axes[1]) - chance, 0.0) / max(spread, 1e-12))
@@ -272,31 +301,3 @@ def _centre(test: _Test, half: Tensor) -> Tensor:
         return half.mean(0)
     assert test.before is not None
     return (half.sum(0) + 0.5 * test.past * test.before) / (len(half) + 0.5 * test.past)
-
-
-def _along(rows: Tensor, axis: Tensor) -> float:
-    """The variance of rows along an axis."""
-    return float((rows @ axis).var() / axis.square().sum().clamp_min(1e-12))
-
-
-def between(gap: Tensor, a: Tensor, b: Tensor, squared_length: float) -> float:
-    """Deviations between two domains along the line between their means.
-
-    Args:
-        gap: (d,) from one mean to the other.
-        a: some images of the one.
-        b: some of the other.
-        squared_length: of the gap, less what chance alone gives.
-    """
-    scale = float(gap.square().sum().clamp_min(1e-12))
-    wide = [held(float((some @ gap).var()) / scale, len(some)) for some in (a, b)]
-    return math.sqrt(max(squared_length, 0.0) / (0.5 * sum(wide)))
-
-
-def held(variance: float, count: int) -> float:
-    """The variance of a few images along a line, held near the usual one.
-
-    >>> held(0.0, 5), held(3.0, 10**6) > 2.99
-    (1.0, True)
-    """
-    return (variance * (count - 1) + PRIOR * USUAL) / (count - 1 + PRIOR)

@@ -9,7 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from ostinato.domains.splitting import squared
+from ostinato.domains.distances import squared
 
 SOURCE = 0
 FAR = 5.0
