@@ -11,6 +11,8 @@ from ostinato.report.style import BAND, FAINT, INK
 
 _NAMES = 60
 """Most visits whose domains are named above a figure."""
+_WORDS = 8
+"""Most rounds that are called so there; of more, the number alone, for there is no room."""
 
 
 class Visit(NamedTuple):
@@ -112,7 +114,7 @@ def _draw_names(
     points = (6.3 if len(many) <= 24 else 4.9) * width + 10
     for number, start, end in stretches:
         axes.annotate(
-            f"round {number + 1}",
+            f"round {number + 1}" if len(stretches) <= _WORDS else str(number + 1),
             xy=((start + end) / 2, lift),
             xycoords=above,
             xytext=(0, points),
