@@ -7,6 +7,7 @@ import hashlib
 import http.client
 import runpy
 import socket
+import threading
 import time
 import weakref
 from collections.abc import Iterator
@@ -24,7 +25,7 @@ from fastapi.testclient import TestClient
 from ostinato.methods.ostinato.common import Prepared
 from ostinato.methods.ostinato.desk import InUse
 from ostinato.serve import wire
-from ostinato.serve.batching import Job
+from ostinato.serve.batching import Batcher, Job
 from ostinato.serve.fleet import Fleet
 from ostinato.serve.forwards import Forwards
 from ostinato.serve.pixels import Fit, decode, digest
@@ -162,10 +163,44 @@ def test_a_forward_counts_with_the_time_that_it_takes(
     )
     gate = fleet.open("gate")
     for _ in range(3):
+        forwards.await_room()
         forwards.take([Job(gate, batches(1)[0], False, time.monotonic() + 60)])
     forwards.stop()
     assert [one[:2] for one in told] == [(1, 8)] * 3
     assert all(seconds >= 0.05 for _, _, seconds in told)
+
+
+def test_requests_that_come_while_there_is_no_room_go_together(server: Server) -> None:
+    class Slow:
+        """Forwards that have room when they are told so."""
+
+        def __init__(self) -> None:
+            self.room, self.taken = threading.Semaphore(1), list[int]()
+
+        def await_room(self) -> None:
+            self.room.acquire()
+
+        def take(self, jobs: list[Job]) -> None:
+            self.taken.append(len(jobs))
+
+        def stop(self) -> None:
+            """Nothing is on its way."""
+
+    forwards: Any = Slow()
+    batcher = Batcher(forwards, images=64, wait=0.001, most=256, threads=1)
+    batcher.start()
+    for wanted in (1, 4):
+        for _ in range(wanted):  # each has waited for longer than others are waited for
+            job = Job(server[1].open("gate"), batches(1)[0], False, time.monotonic() + 60)
+            batcher.submit(job)
+            time.sleep(0.01)
+        if wanted > 1:
+            assert forwards.taken == [1]
+            forwards.room.release()
+        small["wait_for"](lambda wanted=wanted: forwards.taken[-1:] == [wanted])
+    forwards.room.release()
+    batcher.stop()
+    assert forwards.taken == [1, 4]
 
 
 @pytest.mark.parametrize("step", ["prepare", "launch"])

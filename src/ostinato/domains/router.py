@@ -122,7 +122,7 @@ class Router:
         total = count * self.spreads
         if len(self.recent):
             row = self._rows(self.owner)
-            apart = (self.recent - means.float()[row]).square().sum(1)
+            apart = torch.linalg.vector_norm(self.recent - means.float()[row], dim=1).square()
             off = (apart.double() / means.shape[1]).clamp_max(2 * FAR)
             total.index_add_(0, row, off)
             count.index_add_(0, row, torch.ones_like(off))

@@ -49,12 +49,13 @@ def fresh(placed: Tensor, recent: Tensor) -> Tensor:
     """
     placed, recent = placed.float(), recent.float()  # far more exact than what is asked
     bound = SAME * placed.shape[1]
-    before = torch.cat([recent, placed])
     # A few numbers suffice to tell nearly all pairs apart; the rest is looked at in full.
-    like = squared(placed[:, :GLANCE], before[:, :GLANCE]) <= bound + SLACK
-    like &= torch.arange(len(before)) < (len(recent) + torch.arange(len(placed)))[:, None]
+    glance = torch.cat([recent[:, :GLANCE], placed[:, :GLANCE]])
+    like = squared(placed[:, :GLANCE], glance) <= bound + SLACK
+    like &= torch.arange(len(glance)) < (len(recent) + torch.arange(len(placed)))[:, None]
     some = like.any(1)
-    like[some] &= squared(placed[some], before) <= bound
+    if bool(some.any()):
+        like[some] &= squared(placed[some], torch.cat([recent, placed])) <= bound
     return ~like.any(1)
 
 

@@ -64,7 +64,7 @@ class Job:
 
 
 class Batcher:
-    """The thread that gathers requests.
+    """The thread that gathers requests, for one forward after another, once there is room for it.
 
     Args:
         forwards: answers what was gathered.
@@ -132,8 +132,11 @@ class Batcher:
 
     def _work(self) -> None:
         torch.set_num_threads(self.threads)
+        self.forwards.await_room()
         while jobs := self._gather():
             self.forwards.take(jobs)
+            del jobs  # images that were answered are not held until the next ones come
+            self.forwards.await_room()
 
     def _gather(self) -> list[Job]:
         """Requests for one forward: of one size, the first come first; empty at the end."""

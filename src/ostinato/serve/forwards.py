@@ -71,14 +71,21 @@ class Forwards:
         """Whether requests are being answered."""
         return self._active > 0
 
+    def await_room(self) -> None:
+        """Wait until one more forward may be on its way; before its requests are chosen.
+
+        Those that come meanwhile then go with it.
+        """
+        if self._steps:
+            self._room.acquire()
+
     def take(self, jobs: list[Job]) -> None:
-        """Answer requests; comes back before they are, where steps overlap."""
+        """Answer requests, once there is room; comes back before they are, where steps overlap."""
         self._count(1)
         if not self._steps:
             self.answer(jobs)
             self._count(-1)
             return
-        self._room.acquire()
         ready: tuple[Prepared, list[str]] | None = None
         try:
             with entered(self._routing):
