@@ -419,6 +419,14 @@ def test_many_domains_in_one_pool_are_told_apart_by_ten_images_each():
     assert [len(group) for group, _ in one] == [80]
 
 
+def test_clean_images_stay_the_source_s_when_the_first_domain_is_founded(router):
+    router.observe(correlated(40, seed=1))
+    for seed in (2, 3):
+        change = router.observe(correlated(10, seed=seed) + shift(1))
+    assert set(change.owners) == {1}
+    assert router.owner.tolist() == [SOURCE] * 40 + [1] * 20
+
+
 def test_the_domain_that_was_there_keeps_its_number(router):
     router.observe(correlated(60, seed=1) + shift(1))
     change = router.observe(correlated(60, seed=2) + shift(1) + 0.8 * shift(2))

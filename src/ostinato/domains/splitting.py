@@ -75,11 +75,11 @@ def split_off(
     """Indices of the images that are a group of their own beside `mean`, or None.
 
     Where traffic is not known to stay with a domain, there may be many groups (`parting.parts`), of
-    which the largest stays. Else several starts are tried: the latest images, the farthest, and
-    either side of the direction in which they vary most. From there images go to the nearer of two
-    means, and what results counts where it lies `apart` deviations from the rest, along the line
-    between them. Both are measured across two halves, so that a group found by chance is not
-    confirmed by the images that made it.
+    which the largest stays. Else, and beside the source, several starts are tried: the latest
+    images, the farthest, and either side of the direction in which they vary most. From there
+    images go to the nearer of two means, and what results counts where it lies `apart` deviations
+    from the rest, along the line between them. Both are measured across two halves, so that a group
+    found by chance is not confirmed by the images that made it.
 
     Args:
         placed: (n, d) whitened descriptors of recent images, oldest first.
@@ -108,7 +108,7 @@ def split_off(
     before = -rows[own].sum(0) / max(past, 1)  # all of the domain's images have mean 0 together
     past = min(past, LATEST - int(own.sum()))
     asked = _Test(rows, rows.square().sum(1), own, off, enough, fixed, alone, stay, past, before)
-    if stay < MIXED:
+    if stay < MIXED and not fixed:
         side = _parted(asked, apart)
         return None if side is None else first + side.nonzero()[:, 0]
     for side in _settled(asked, _starts(asked)):
@@ -145,11 +145,10 @@ def _parted(test: _Test, apart: float) -> Tensor | None:
         return _asked(test, min(len(a), len(b)), _exchanged(both > 0), apart)
 
     found = sorted(parts(test.rows[own], LEAST, asked), key=lambda part: -len(part[0]))
-    for group, off in found if test.fixed else found[1:]:
+    for group, off in found[1:]:
         side = torch.zeros_like(test.mine)
         side[own[group]] = True
-        gap = min(off * apart, _gap(test, side)) if test.fixed else off * apart
-        if len(group) >= LEAST and gap >= apart and _weighs(test, side, gap, apart):
+        if len(group) >= LEAST and off >= 1 and _weighs(test, side, off * apart, apart):
             return side
     return None
 
