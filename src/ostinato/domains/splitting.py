@@ -205,24 +205,27 @@ def _nearer(test: _Test, sides: Tensor) -> Tensor:
         return _left_out(_away(test, sides), sides) < torch.minimum(test.origin, test.others)
     # The rest has a mean of its own where it is enough, else the domain's.
     rest = test.mine * (1 - sides)
-    near = _left_out(_away(test, sides), sides)
-    far = _left_out(_away(test, rest, test.past), rest, test.past)
+    both = torch.cat([sides, rest])
+    past = torch.zeros(len(both), 1)
+    past[len(sides) :] = test.past
+    off = _left_out(_away(test, both, past), both, past)
+    near, far = off[: len(sides)], off[len(sides) :]
     away = torch.where((rest.sum(1) + test.past >= test.enough)[:, None], far, test.origin)
     return near < torch.minimum(away, test.others)
 
 
-def _away(test: _Test, sides: Tensor, past: int = 0) -> Tensor:
-    """(S, n): every row's squared distance from the means of some."""
-    sums = sides @ test.rows
-    if test.before is not None:
-        sums += past * test.before
-    means = sums / (sides.sum(1, keepdim=True) + past).clamp_min(1)
+def _away(test: _Test, sides: Tensor, past: Tensor | None = None) -> Tensor:
+    """(S, n): every row's squared distance from the means of some, and of (S, 1) earlier images."""
+    sums, count = sides @ test.rows, sides.sum(1, keepdim=True)
+    if past is not None and test.before is not None and test.past:
+        sums, count = torch.addmm(sums, past, test.before[None]), count + past
+    means = sums / count.clamp_min(1)
     return torch.addmm(
         test.origin + means.square().sum(1, keepdim=True), means, test.rows.T, alpha=-2
     )
 
 
-def _left_out(near: Tensor, sides: Tensor, past: int = 0) -> Tensor:
+def _left_out(near: Tensor, sides: Tensor, past: Tensor | float = 0.0) -> Tensor:
     """A mean lies nearer to the images it is made of: measure as if each were left out."""
     count = sides.sum(1, keepdim=True) + past
     return torch.where(sides > 0, near * (count / (count - 1).clamp_min(1)).square(), near)
