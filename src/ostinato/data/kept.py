@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+from abc import ABC, abstractmethod
 from dataclasses import replace
 from typing import Any, cast
 
@@ -24,7 +25,7 @@ def batch_key(stream: Stream, index: int) -> tuple[Key, int]:
     return key, segment.round
 
 
-class StandIn:
+class StandIn(ABC):
     """Stands for a stream: batches that are known come from elsewhere, all else is the stream's.
 
     The same images in a later round are the same pixels, so one batch serves all rounds.
@@ -48,9 +49,9 @@ class StandIn:
             return self._made(key, index)
         return replace(known, index=index, round=number)
 
+    @abstractmethod
     def _known(self, key: Key) -> Batch | None:
         """A batch that need not be made."""
-        raise NotImplementedError
 
     def _made(self, key: Key, index: int) -> Batch:
         """A batch that the stream makes."""
