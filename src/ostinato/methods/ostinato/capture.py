@@ -175,7 +175,8 @@ class Captures:
             if not self._sizes.worth(size, self._kept) or is_older(placed.rows, self._room):
                 return None
             if self._room is not placed.rows:  # they grew: what is captured reads the old ones
-                self._kept, self._room = {}, placed.rows
+                # Memory that all captures have left cannot be captured in again.
+                self._kept, self._room, self._pool = {}, placed.rows, None
             key = (placed.routes.room, bool(placed.shared), placed.maps, placed.branches)
             capture = self._kept.get(size, {}).get(key)
             if capture is None:

@@ -211,7 +211,8 @@ class StepCaptures:
             if not self._sizes.worth(size, self._kept) or is_older(rows, self._room):
                 return None
             if self._room is not rows:  # they grew: what is captured reads the old ones
-                self._kept, self._room = {}, rows
+                # Memory that all captures have left cannot be captured in again.
+                self._kept, self._room, self._pool = {}, rows, None
             if size not in self._kept:
                 made = self._make(pixels, rows, row, groups)
                 if made is None:
