@@ -119,7 +119,7 @@ def _described(levels: Tensor) -> Tensor:
 
 
 def batches(
-    stream: Stream, known: dict[str, Tensor], micro: int = 50
+    stream: Stream, known: dict[str, Tensor], micro: int = 50, letters: int = 0
 ) -> Iterator[tuple[Tensor, list[str]]]:
     """Descriptors and true domains, batch by batch, as a method takes them in.
 
@@ -127,18 +127,23 @@ def batches(
         stream: what is shown.
         known: every domain's descriptors.
         micro: images that are taken in together at most; larger batches come in parts.
+        letters: of a file's name that are part of its image's true domain.
     """
     size = stream.config.batch_size
     for segment in stream.segments:
         for start in range(0, len(segment), size):
             whole = range(start, min(start + size, len(segment)))
             for first in range(0, len(whole), micro):
-                yield _part(segment, whole[first : first + micro], known)
+                yield _part(segment, whole[first : first + micro], known, letters)
 
 
 def _part(
-    segment: Segment, rows: Sequence[int], known: dict[str, Tensor]
+    segment: Segment, rows: Sequence[int], known: dict[str, Tensor], letters: int
 ) -> tuple[Tensor, list[str]]:
-    names = [segment.parts[int(segment.which[row])].name for row in rows]
-    found = [known[name][int(segment.where[row])] for name, row in zip(names, rows, strict=True)]
+    shown = [(segment.parts[int(segment.which[row])], int(segment.where[row])) for row in rows]
+    found = [known[part.name][place] for part, place in shown]
+    names = [
+        part.name + Path(part.dataset.key(place)).name[:letters] if letters else part.name
+        for part, place in shown
+    ]
     return torch.stack(found), names

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import runpy
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import torch
 from ostinato.errors import StateError
 from ostinato.experts.routed import EVERY
 from ostinato.methods.ostinato import maps as core
+from ostinato.methods.ostinato import trust
 from ostinato.methods.ostinato.parts import LASTING, NEW, Domain, OstinatoConfig
 
 kit = runpy.run_path(str(Path(__file__).with_name("_ostinato_small.py")))
@@ -28,12 +30,50 @@ def trusting(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("images", "due"), [(20, 40), (50, 80), (100, 240), (239, 240), (240, 960), (999, 3840)]
-)
-def test_maps_are_due_ever_more_rarely(images, due):
-    domain = Domain(due=20, images=images)
-    domain.made(enough=20)
-    assert domain.due == due
+    ("images", "due", "untrusted"),
+    [(20, 40, 40), (50, 240, 100), (100, 240, 200), (239, 240, 240), (240, 960, 960),
+     (999, 3840, 3840)],
+)  # fmt: skip
+def test_maps_are_due_ever_more_rarely(images, due, untrusted):
+    for share, expected in ((0.35, due), (0.0, untrusted)):
+        domain = Domain(due=20, images=images, share=share)
+        domain.made(enough=20)
+        assert domain.due == expected
+
+
+def answers(count, classes, sure, rival=0.0):
+    """Logits of items of all classes in turn; another class comes near the one that is said."""
+    noise = 0.1 * torch.randn(count, classes, generator=torch.Generator().manual_seed(0))
+    said = torch.nn.functional.one_hot(torch.arange(count) % classes, classes)
+    return noise + sure * said + rival * said.roll(1, 1)
+
+
+def test_a_map_that_shrinks_all_logits_alike_is_not_doubted_for_it():
+    source, better = answers(60, 10, 1.0), answers(60, 10, 3.0)
+    assert trust.doubt(0.2 * better, source) < 0
+    few = [one[::10].repeat(10, 1) for one in (0.2 * better, source)]  # one class: it is doubted
+    assert trust.doubt(*few) > 0
+    assert torch.equal(trust.at_scale(3 * better, source), 3 * better)  # what is wider stays
+
+
+@pytest.mark.parametrize(("rival", "trusted"), [(0.3, True), (2.0, False)])
+def test_varied_answers_may_be_a_little_less_sure(rival, trusted):
+    source = answers(60, 10, 3.0)
+    found = answers(60, 10, 3.0, rival)
+    assert (trust.doubt(found, source) < 0) is trusted
+    assert trust.doubt(found[:6], source[:6]) > 0  # so few prove nothing about classes
+    assert trust.doubt(found[::10].repeat(10, 1), source[::10].repeat(10, 1)) > 0
+
+
+@pytest.mark.parametrize(("count", "classes"), [(64, 10), (50, 1000), (200, 3)])
+def test_variety_to_be_expected_is_that_of_drawn_classes(count, classes):
+    generator = torch.Generator().manual_seed(0)
+    found = []
+    for _ in range(400):
+        drawn = torch.randint(classes, (count,), generator=generator)
+        found.append(torch.special.entr(torch.bincount(drawn) / count).sum())
+    assert trust.drawn_variety(count, classes) == pytest.approx(float(sum(found)) / 400, rel=0.01)
+    assert trust.drawn_variety(10**6, classes) == pytest.approx(math.log(classes))
 
 
 def test_shares_are_tried_once_a_domain_lasts():
@@ -139,7 +179,7 @@ def test_a_domain_that_took_another_in_makes_its_maps_anew(small, trusting):
 
 
 def test_who_was_trusted_stays_so_where_nothing_speaks_against_it():
-    sure, unsure = torch.tensor([0.9, 0.1]), torch.tensor([0.6, 0.4])
+    sure, unsure = torch.tensor([0.9, 0.1]).log(), torch.tensor([0.6, 0.4]).log()
     some, others = torch.stack([sure, unsure] * 5), torch.stack([unsure, sure] * 5)
-    assert core.doubt(some, others) > 0 > core.doubt(some, others, -core.CHANCE)
-    assert core.doubt(torch.stack([unsure] * 9), torch.stack([sure] * 9), -core.CHANCE) > 0
+    assert trust.doubt(some, others) > 0 > trust.doubt(some, others, trusted=True)
+    assert trust.doubt(torch.stack([unsure] * 9), torch.stack([sure] * 9), trusted=True) > 0

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
 from ostinato.experts.routed import EVERY, Expert, Hooks, Pass
 from ostinato.methods.base import Input, Method
 from ostinato.methods.ostinato.parts import NEW, Domain, OstinatoConfig, Version
-from ostinato.ops.losses import distribution_entropy, flatten_logits
+from ostinato.methods.ostinato.trust import doubt, likely
+from ostinato.ops.losses import distribution_entropy
 from ostinato.ops.moments import BlockMap, block_map, token_moments
 from ostinato.ops.statistics import SourceStatistics
 
 TRUSTED = 0.0
-"""Doubt below which a map acts: it has to be surer than the source."""
-CHANCE = 0.5
-"""Standard errors of that difference that count against a map, or for one that has been trusted."""
+"""Doubt below which a map acts."""
 JUDGED = NEW
 """Latest images that maps are judged on."""
 
@@ -51,14 +48,13 @@ class MapMaker(Method):
         judged = Input(images[-JUDGED:], classes)
         if source is None:
             source, _ = self._passed(judged, None)
-        chance = -CHANCE if domain.share > 0 else CHANCE
+        trusted = domain.share > 0
         tried: list[tuple[float, float, tuple[BlockMap, ...], Tensor]] = []
         if self.config.trust:
             tried.append((TRUSTED, 0.0, (), source))
         for share in domain.shares_to_try(self.config):
             logits, maps = self._passed(judged, Expert(), share)
-            found = doubt(likely(logits), likely(source), chance)
-            tried.append((found, share, maps, logits))
+            tried.append((doubt(logits, source, trusted), share, maps, logits))
             if tried[-1][0] < TRUSTED and not domain.lasts(self.config.enough):
                 break  # soon is better than best: the others are tried once it lasts
         _, domain.share, domain.maps, logits = min(tried, key=lambda one: one[0])
@@ -91,29 +87,3 @@ class MapMaker(Method):
         with torch.no_grad(), self.autocast(), self.hooks.open(now):
             logits = self.logits(batch).detach()
         return logits, tuple(made)
-
-
-def likely(logits: Tensor) -> Tensor:
-    """Probabilities, an item a row: (B, C, ...) to (items, C)."""
-    return flatten_logits(logits).float().softmax(1)
-
-
-def doubt(answers: Tensor, source: Tensor, chance: float = CHANCE) -> float:
-    """How much less sure answers are than the source's, in ln C; below `TRUSTED` they act.
-
-    The mean difference of entropies, and half of what chance leaves open of it. On tuning images of
-    two models, over corruptions, severities and mixes of classes, it went with the change of the
-    error.
-
-    Args:
-        answers: (items, C) probabilities.
-        source: the source's, of the same items.
-        chance: standard errors of the difference that are added to it.
-
-    >>> sure, unsure = torch.tensor([[0.99, 0.01]] * 4), torch.tensor([[0.6, 0.4]] * 4)
-    >>> doubt(sure, unsure) < 0 < doubt(unsure, sure)
-    True
-    """
-    more = torch.special.entr(answers).sum(1) - torch.special.entr(source).sum(1)
-    total = more.mean() + chance * more.std() / math.sqrt(max(len(more) - 1, 1))
-    return float(total) / math.log(answers.shape[1])

@@ -64,6 +64,8 @@ LASTING = 12
 """Times `enough`: images from which on a domain is no longer new, and its share is chosen."""
 NEW = 64
 """Latest images that maps of a new domain are made from."""
+PLENTY = 48
+"""Images that make maps of a new domain as good as they get soon."""
 
 
 @dataclass(frozen=True)
@@ -164,10 +166,14 @@ class Domain:
         return (self.share,) if chosen else config.shares
 
     def made(self, enough: int) -> None:
-        """The maps were made: when the next ones are due, in images, counted from the first one."""
+        """The maps were made: when the next ones are due, in images, counted from the first one.
+
+        Twice as many images make better maps as long as they are few, and may show what fewer did
+        not: that maps are worth it. Else nothing is gained until the domain has lasted.
+        """
         self.due = LASTING * enough
-        for sooner in (4 * enough, 2 * enough):
-            self.due = sooner if self.images < sooner else self.due
+        if self.images < PLENTY or not self.share:
+            self.due = min(self.due, 2 * self.images)
         while self.due <= self.images:
             self.due *= 4
         self.excess = 0.0
