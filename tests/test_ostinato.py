@@ -187,6 +187,16 @@ def test_a_large_batch_of_a_settled_domain_takes_one_forward(small, trusting):
     assert passed == {still: [100], learning: [50, 50]}  # an update rests on 50 images
 
 
+def test_once_maps_are_there_the_rest_of_a_large_batch_takes_one_forward(small, trusting):
+    method = build(small, micro=50, enough=20, learn=False)
+    passed = []
+    method.model.base.register_forward_hook(lambda *now: passed.append(len(now[2])))
+    method(torch.cat(shifted(4, size=50)))
+    # One image tells the model's sizes; the first fifty make maps, and are answered by doing so.
+    assert passed == [1, 50, 50, 150]
+    assert set(method.last.domains) == {1}
+
+
 def test_images_of_another_size_are_kept_in_the_size_of_the_others(small, trusting):
     from timm.models.vision_transformer import VisionTransformer
 

@@ -28,7 +28,7 @@ from ostinato.errors import ConfigError, InputError, MissingResource
 from ostinato.experts.routed import EVERY, Branch, Hooks
 from ostinato.methods.base import Input, MethodInfo
 from ostinato.methods.contract import MethodConfig, Need
-from ostinato.methods.ostinato.batches import in_parts, joined
+from ostinato.methods.ostinato.batches import first_part, joined
 from ostinato.methods.ostinato.capture import Answered, sent
 from ostinato.methods.ostinato.counts import Counted
 from ostinato.methods.ostinato.parts import (
@@ -122,6 +122,7 @@ class Ostinato(Counted):
         self._open_captures()
         self.queue: list[tuple[Tensor, Tensor, Tensor | None]] = []
         self._made: dict[int, Tensor] = {}
+        self._came: int | None = None  # the domain that came last
         self.version = Version(0, self.router.view())
 
     def open_hooks(self) -> Hooks:
@@ -142,8 +143,14 @@ class Ostinato(Counted):
 
     def advance(self, batch: Input) -> StepOutput:
         """Answer a batch and learn from it, in parts of `micro` images where that may matter."""
-        parts = [batch] if self._is_settled(len(batch)) else in_parts(batch, self.config.micro)
-        outputs = [self._advance(part) for part in parts]
+        outputs = list[StepOutput]()
+        rest: Input | None = batch
+        self._came = None if self.last is None else self.last.domain
+        while rest is not None:
+            size = len(rest) if self._is_settled(len(rest)) else self.config.micro
+            part, rest = first_part(rest, size)
+            outputs.append(self._advance(part))
+            self._came = outputs[-1].domain
         self.counters["steps"] += 1
         self.counters["size"] = list(batch.pixels.shape[-2:])
         return joined(outputs)
@@ -260,8 +267,7 @@ class Ostinato(Counted):
 
     def _latest_domain(self) -> Domain | None:
         """The domain that came last; None where that was the source."""
-        last = None if self.last is None else self.last.domain
-        return None if last is None else self.bank.domains.get(last)
+        return None if self._came is None else self.bank.domains.get(self._came)
 
     def _remakes(self, count: int) -> bool:
         """Whether so many more images of the domain that came last have its maps made anew."""
@@ -274,8 +280,8 @@ class Ostinato(Counted):
         Where something is learned, or maps are made, the first part of a batch serves the others.
         """
         domain = self._latest_domain()
-        lasts = domain is not None and domain.lasts(self.config.enough)
-        return lasts and not self.config.learn and not self._remakes(count)
+        has_maps = domain is not None and bool(domain.maps)
+        return has_maps and not self.config.learn and not self._remakes(count)
 
     # Learning.
 

@@ -11,17 +11,22 @@ from ostinato.methods.base import Input
 from ostinato.types import StepOutput
 
 
-def in_parts(batch: Input, size: int) -> list[Input]:
-    """The batch in parts of about `size` images, none much smaller than the others."""
+def first_part(batch: Input, size: int) -> tuple[Input, Input | None]:
+    """About `size` images of a batch, and the rest; none of such parts is much smaller than others.
+
+    >>> batch = Input(torch.zeros(130, 3, 4, 4), None)
+    >>> part, rest = first_part(batch, 50)
+    >>> len(part), len(rest), [len(one) for one in first_part(rest, 50)]
+    (44, 86, [43, 43])
+    """
     count = max(1, round(len(batch) / size))
-    found, start = [], 0
-    for pixels in batch.pixels.tensor_split(count):
-        told = batch.oracle
-        if isinstance(told, tuple):
-            told = told[start : start + len(pixels)]
-        found.append(replace(batch, pixels=pixels, oracle=told))
-        start += len(pixels)
-    return found
+    if count == 1:
+        return batch, None
+    taken = -(-len(batch) // count)
+    told = batch.oracle
+    apart = (told[:taken], told[taken:]) if isinstance(told, tuple) else (told, told)
+    part = replace(batch, pixels=batch.pixels[:taken], oracle=apart[0])
+    return part, replace(batch, pixels=batch.pixels[taken:], oracle=apart[1])
 
 
 def joined(parts: list[StepOutput]) -> StepOutput:
