@@ -153,7 +153,7 @@ def test_a_kept_image_does_not_hold_its_batch(small):
         batch = torch.zeros(50, 3, 4, 4, dtype=torch.uint8)
         bank.keep([batch[7]])
         bank.add(1, [batch[7]], counted=False)
-    bank.found(4, 0, torch.tensor([0] * 7 + [4]))
+    bank.found(4, torch.tensor([0] * 7 + [4]))
     for images in (bank.latest, bank.domains[1].recent, bank.domains[4].recent):
         held = {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in images}
         assert sum(held.values()) == 48 * len(images) > 0

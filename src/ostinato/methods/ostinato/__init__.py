@@ -217,8 +217,8 @@ class Ostinato(Counted):
         for gone, into in change.merged:
             self.bank.merge(gone, into)
             self.events.append(f"merged domain {gone} into {into}")
-        for domain, parent in change.founded.items():
-            self.bank.found(domain, parent, latest)
+        for domain in change.founded:
+            self.bank.found(domain, latest)
             self.events.append(f"founded domain {domain}")
         for domain in dict.fromkeys(change.owners):
             if domain == SOURCE:

@@ -77,19 +77,17 @@ class DomainBank:
         enough = min(self.config.enough, self.config.buffer)
         return domain.images >= domain.due and len(domain.recent) >= enough
 
-    def found(self, number: int, parent: int, owners: Tensor) -> None:
+    def found(self, number: int, owners: Tensor) -> None:
         """A new domain, with those of the latest images that are its own.
 
-        Until it has maps of its own it keeps those of the domain that it was split off.
+        Until it has maps of its own the source answers: its images lie elsewhere than those that
+        the maps of the domain it was split off were made from.
 
         Args:
             number: its id.
-            parent: the domain it was split off.
             owners: the router's, of which the last ones are the latest images'.
         """
         domain = self.domains[number] = Domain(due=self.config.enough)
-        if parent in self.domains:
-            domain.maps, domain.share = self.domains[parent].maps, self.domains[parent].share
         mine = owners[-len(self.latest) :].tolist()  # fewer, where buffers reach farther back
         latest = self.latest[-len(mine) :]
         own = [image for image, owner in zip(latest, mine, strict=True) if owner == number]
