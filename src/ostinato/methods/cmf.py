@@ -49,7 +49,8 @@ class Cmf(Roid):
         differences="as ROID here, whose objective it takes over",
         published="none known here that says its input convention",
         measured=(
-            "beats Source on a real ViT-Tiny under returning corruptions: 74.9 against 78.3 % error"
+            "beats Source on a real ViT-Tiny under returning corruptions: 74.5 ± 1.4 against "
+            "78.4 ± 0.9 % error over three seeds; falls apart one image at a time (93.1 ± 4.7)"
         ),
     )
     presets = {"imagenet-c": {"lr": 2.5e-4}}

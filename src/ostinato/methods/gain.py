@@ -121,8 +121,9 @@ class Gain(Method):
         ),
         published="38.1 % error, ImageNet-C, ViT-B, raw input; 37.4 % over 10 rounds",
         measured=(
-            "beats Source on a real ViT-Tiny under returning corruptions, 70.8 against 78.3 % "
-            "error, and is far too sure (calibration error 40.8 against 11.8)"
+            "beats Source on a real ViT-Tiny under returning corruptions, 70.4 ± 0.8 against "
+            "78.4 ± 0.9 % error over three seeds, and is far too sure (calibration error 40.0 "
+            "against 11.5)"
         ),
     )
     presets = {"imagenet-c": {"prior": 3.0}}
