@@ -8,7 +8,6 @@ from torch import Tensor
 
 from ostinato.domains.parting import parts
 from ostinato.domains.router import Router
-from ostinato.domains.routes import Routes, packed
 from ostinato.domains.splitting import LEAST, fresh, split_off
 from ostinato.domains.verdict import FAR, SOURCE
 from ostinato.errors import StateError
@@ -461,24 +460,3 @@ def test_an_old_domain_is_tested_seldom_until_its_images_move(router, monkeypatc
     tested.clear()
     router.observe(correlated(10, seed=300) + shift(1) + 0.7 * shift(2))
     assert tested, "images that moved are looked at once"
-
-
-def test_images_that_lie_elsewhere_are_the_sources_until_their_domain_is_found():
-    clean = torch.randn(300, 16, generator=torch.Generator().manual_seed(0))
-    router = Router(Content.of(clean[:200]), enough=30)  # twenty images found nothing
-    router.observe(clean[200:280] + 2)
-    assert router.domains == (1,)
-    assert router.view().astray == frozenset()
-    elsewhere = clean[280:] + 5
-    owners = [router.observe(one[None]).owners[0] for one in elsewhere]
-    assert owners[:4] == [1] * 4  # so few may be chance
-    assert owners[-4:] == [0] * 4
-    assert router.view().astray == {1}
-    placed = router.content.place(elsewhere)
-    assert router.view().decide(placed).owners() == [0] * 20
-    facts = packed(router.view(), [0, 5])
-    routed = Routes(facts, router.content)(elsewhere)  # the same, as a device decides it
-    assert routed.owners.tolist() == routed.rows.tolist() == [0] * 20
-    for one in clean[:24] + 2:  # its own come again
-        last = router.observe(one[None]).owners
-    assert last == [1]

@@ -22,7 +22,7 @@ from ostinato.domains.distances import between, squared
 from ostinato.domains.merging import likest, nearest
 from ostinato.domains.routing_state import NAMES, expected_routing, read_routing
 from ostinato.domains.splitting import LATEST, fresh, split_off
-from ostinato.domains.traffic import BLOCKS, STRAY, alone, later, lies_off, staying
+from ostinato.domains.traffic import alone, later, staying
 from ostinato.domains.verdict import FAR, SOURCE, Change, View, blended
 from ostinato.ops.expect import Expected
 from ostinato.ops.snapshot import State
@@ -94,7 +94,6 @@ class Router:
         self.recent = torch.zeros(0, width)  # many, and exact enough
         self.owner = torch.zeros(0, dtype=torch.long)
         self.unrenewed = 0
-        self.astray: frozenset[int] = frozenset()
         self._view: View | None = None
 
     # Reading.
@@ -114,7 +113,6 @@ class Router:
                 self._spreads(means),
                 self.counts.clone(),
                 self.mix.clone(),
-                self.astray,
             )
         return self._view
 
@@ -154,34 +152,16 @@ class Router:
             merged = self._renew() + self._merge_near()
         while len(self.ids) - 1 > self.limit:
             merged.append(self._merge(*self._nearest()))
+        owners = verdict.owners()
         if founded:  # what is known now decides of the whole batch
-            verdict = self.view().decide(placed)
-        owners = verdict.owners(nearest=True)
+            owners = self.view().decide(placed).owners()
         for place, owner in zip(new.nonzero()[:, 0].tolist(), self.owner[start:], strict=True):
             if int(owner) in founded or owners[place] not in self.ids:
                 owners[place] = int(owner)
-        self._stray(owners)
-        known = {*self.ids} - self.astray
-        owners = [owner if owner in known else SOURCE for owner in owners]
+        owners = [owner if owner in self.ids else SOURCE for owner in owners]
         self._trim()
         alive = {domain: parent for domain, parent in founded.items() if domain in self.ids}
         return Change(owners, new.tolist(), alive, tuple(merged))
-
-    def _stray(self, owners: Sequence[int]) -> None:
-        """Tell which domains' latest images are not theirs, though nothing nearer is known yet.
-
-        Only where a domain's images come one after the other; in mixed traffic the latest of it
-        are not what comes next.
-        """
-        view, astray = self.view(), {*self.astray} & {*self.ids}
-        for domain in {*owners} & {*self.ids[1:]}:
-            row, mine = self.ids.index(domain), self.owner == domain
-            latest = self.recent[mine][-max(STRAY, owners.count(domain)) :]
-            astray -= {domain}
-            if alone(mine) >= BLOCKS and lies_off(latest, view, row, self.apart):
-                astray |= {domain}
-        if astray != self.astray:
-            self.astray, self._view = frozenset(astray), None
 
     def _add(self, placed: Tensor, ids: Tensor) -> None:
         self.recent = torch.cat([self.recent, placed.float()])
@@ -367,7 +347,7 @@ class Router:
         """Everything but the clean content, which comes with the statistics."""
         tensors = {name: getattr(self, name) for name in NAMES}
         values = {"ids": list(self.ids), "next_id": self.next_id, "unrenewed": self.unrenewed}
-        return State(tensors, values | {"astray": sorted(self.astray)})
+        return State(tensors, values)
 
     def expected(self, state: State) -> Expected:
         """See `expected_routing`."""
@@ -377,7 +357,6 @@ class Router:
         """Become what `export_state` described; nothing changes where it does not fit."""
         read = read_routing(state, len(self.content.mean))
         self.ids, self.next_id, self.unrenewed = read.ids, read.next_id, read.unrenewed
-        self.astray = read.astray
         for name in NAMES:
             setattr(self, name, read.tensors[name])
         self._view = None

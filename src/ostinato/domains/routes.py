@@ -41,10 +41,7 @@ def packed(view: View, rows: Sequence[int]) -> Tensor:
     means, rest = whole[: room * width].view(room, width), whole[room * width :].view(5, room)
     means[:count] = view.means
     rest[0] = 1.0
-    held = [domain not in view.astray for domain in view.ids]  # those astray are the source's
-    ids = [domain if here else SOURCE for domain, here in zip(view.ids, held, strict=True)]
-    rows = [row if here else 0 for row, here in zip(rows, held, strict=True)]
-    facts = (view.spreads, view.counts, view.mix, ids, rows)
+    facts = (view.spreads, view.counts, view.mix, view.ids, rows)
     for row, values in zip(rest, facts, strict=True):
         row[:count] = torch.as_tensor(values, dtype=torch.double)
     return whole

@@ -25,13 +25,12 @@ class RoutingState:
     ids: list[int]
     next_id: int
     unrenewed: int
-    astray: frozenset[int]
 
 
 def expected_routing(state: State, types: Mapping[str, torch.dtype]) -> Expected:
     """Tensors of the types that the router has, and counts; `read_routing` checks the rest."""
     tensors = {n: Like(tuple(state.tensors[n].shape), kind) for n, kind in types.items()}
-    values = {"ids": ids(), "next_id": count(1), "unrenewed": count(), "astray": ids()}
+    values = {"ids": ids(), "next_id": count(1), "unrenewed": count()}
     return Expected(tensors, values)
 
 
@@ -44,7 +43,7 @@ def read_routing(state: State, width: int) -> RoutingState:
     """
     values = state.values
     missing = sorted({*NAMES} - {*state.tensors})
-    missing += sorted({"ids", "next_id", "unrenewed", "astray"} - {*values})
+    missing += sorted({"ids", "next_id", "unrenewed"} - {*values})
     if missing:
         raise StateError(f"The router's state has no {missing[0]}.")
     given = {name: state.tensors[name].detach().cpu().clone() for name in NAMES}
@@ -53,15 +52,13 @@ def read_routing(state: State, width: int) -> RoutingState:
         if tuple(given[name].shape) != shape:
             raise StateError(f"The router's {name} has shape {tuple(given[name].shape)}.")
     next_id = int(values["next_id"])
-    astray = frozenset(int(domain) for domain in values["astray"])
     together = ids[:1] == [0] and len(set(ids)) == len(ids) and max(ids) < next_id
-    together = together and astray <= {*ids[1:]}
     if not together or not set(given["owner"].tolist()) <= set(ids):
         raise StateError("The router's domains do not fit together.")
     for name in ("counts", "spreads"):
         if not bool((given[name] > 0).all()):
             raise StateError(f"The router's {name} are not all above 0.")
-    return RoutingState(given, ids, next_id, int(values["unrenewed"]), astray)
+    return RoutingState(given, ids, next_id, int(values["unrenewed"]))
 
 
 def _shapes(domains: int, recent: int, width: int) -> dict[str, tuple[int, ...]]:

@@ -4,16 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ostinato.domains.verdict import View
-
 UNSURE = 0.1
 """Changes of domain that chance must be expected to make before traffic can be seen to stay."""
-
-STRAY, LIKE_ANOTHER = 12, 0.7
-"""So many latest images that lie as far off as another domain's would, by this share of `apart`,
-squared, are not a domain's own."""
-BLOCKS = 0.5
-"""Share of a domain's images that another one of it follows from which on they come in blocks."""
 
 
 def alone(mine: Tensor) -> float:
@@ -71,26 +63,3 @@ def later(group: Tensor, mine: Tensor, enough: int) -> Tensor:
     if len(left) < enough or not len(own):
         return group
     return group if own.double().mean() >= left.double().mean() else left
-
-
-def lies_off(latest: Tensor, view: View, row: int, apart: float) -> bool:
-    """Whether a domain's latest images are not its own, though they are like no other known one.
-
-    Args:
-        latest: (n, d) placed descriptors.
-        view: what is known of domains.
-        row: of the domain in it.
-        apart: deviations between two domains.
-
-    >>> import torch
-    >>> even, rows = torch.ones(2), torch.randn(12, 8, generator=torch.Generator().manual_seed(0))
-    >>> view = View((0, 1), torch.tensor([[0.0] * 8, [3.0] * 8]), even, 50 * even, 0.5 * even)
-    >>> [lies_off(rows + at, view, 1, apart=5.5) for at in (3, 6)], lies_off(rows[:5], view, 1, 5.5)
-    ([False, True], False)
-    """
-    if len(latest) < STRAY:
-        return False
-    spread = float(view.spreads[row])
-    off = float((latest.mean(0) - view.means[row].float()).square().sum())
-    chance = latest.shape[1] * spread / len(latest)
-    return off - chance > LIKE_ANOTHER * apart**2 * spread

@@ -34,7 +34,6 @@ class View:
         spreads: (K,) each domain's usual squared distance, 1 on average.
         counts: (K,) images behind each.
         mix: (K,) what the latest traffic was made of.
-        astray: domains whose latest images lie elsewhere: the source answers what comes next.
 
     >>> means, even = torch.tensor([[0.0], [9.0]]), torch.ones(2)
     >>> known = View((0, 1), means, even, counts=50 * even, mix=0.5 * even)
@@ -47,7 +46,6 @@ class View:
     spreads: Tensor
     counts: Tensor
     mix: Tensor
-    astray: frozenset[int] = frozenset()
 
     @cached_property
     def numbers(self) -> Tensor:
@@ -75,10 +73,7 @@ class View:
         best = posterior.argmax(1)
         distance = apart.gather(1, best[:, None])[:, 0]
         ids = self.numbers[best]
-        far = distance > FAR
-        for domain in self.astray:
-            far |= ids == domain
-        return Verdict(ids, distance, posterior, far)
+        return Verdict(ids, distance, posterior, distance > FAR)
 
     def _prior(self, mix: Tensor) -> Tensor:
         often = self.counts.clone()
@@ -94,7 +89,7 @@ class Verdict:
         ids: (B,) domain of each image; 0 is the source.
         distance: (B,) squared distance to it, 1 is usual.
         posterior: (B, K) over the view's domains.
-        far: (B,) images that no known domain explains, or not well enough; the source answers.
+        far: (B,) images that no known domain explains; the source answers them.
 
     >>> one = torch.ones(1)
     >>> Verdict(torch.tensor([3]), 9 * one, one[:, None], torch.tensor([True])).owners()
@@ -106,10 +101,9 @@ class Verdict:
     posterior: Tensor
     far: Tensor
 
-    def owners(self, nearest: bool = False) -> list[int]:
-        """The domain whose expert answers each image; or the nearest, be it astray."""
-        far = self.distance > FAR if nearest else self.far
-        return torch.where(far, torch.full_like(self.ids, SOURCE), self.ids).tolist()
+    def owners(self) -> list[int]:
+        """The domain whose expert answers each image."""
+        return torch.where(self.far, torch.full_like(self.ids, SOURCE), self.ids).tolist()
 
 
 @dataclass(frozen=True)
