@@ -115,10 +115,10 @@ def main(args: Args) -> None:
     torch.manual_seed(args.seed)
     spec = {"method": "source", "model": args.model, "device": args.device}
     model = load_model(Spec.parse(spec | {"weights": args.weights})).eval().to(args.device)
-    clean = load_source(open_source(args.clean, args.root), model)
-    found = load_source(open_source(args.images, args.root), model)
+    clean = load_source(open_source(args.clean, args.root), model, count=300)
+    found = load_source(open_source(args.images, args.root), model, count=None)
     assert found.labels is not None
-    statistics = ostinato.collect_statistics(model, clean.images[:300])
+    statistics = ostinato.collect_statistics(model, clean.images)
     method = ostinato.adapt(model, statistics=statistics, preset="forward-only")
     assert isinstance(method, Ostinato)
     shares = "".join(f"{share:>8}" for share in method.config.shares)

@@ -154,6 +154,7 @@ def test_a_kept_image_does_not_hold_its_batch(small):
         bank.keep([batch[7]])
         bank.add(1, [batch[7]], counted=False)
     bank.found(4, torch.tensor([0] * 7 + [4]))
+    assert bank.domains[4].maps == ()  # nobody else's: the source answers until it has its own
     for images in (bank.latest, bank.domains[1].recent, bank.domains[4].recent):
         held = {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in images}
         assert sum(held.values()) == 48 * len(images) > 0
