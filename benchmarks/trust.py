@@ -116,7 +116,8 @@ def main(args: Args) -> None:
     spec = {"method": "source", "model": args.model, "device": args.device}
     model = load_model(Spec.parse(spec | {"weights": args.weights})).eval().to(args.device)
     clean = load_source(open_source(args.clean, args.root), model, count=300)
-    found = load_source(open_source(args.images, args.root), model, count=None)
+    shown = open_source(args.images, args.root)
+    found = load_source(shown, model, count=min(len(shown), 1000))
     assert found.labels is not None
     statistics = ostinato.collect_statistics(model, clean.images)
     method = ostinato.adapt(model, statistics=statistics, preset="forward-only")
