@@ -30,7 +30,7 @@ from ostinato.experts.routed import Expert
 from ostinato.methods.base import Input
 from ostinato.methods.ostinato import Ostinato
 from ostinato.methods.ostinato.maps import TRUSTED
-from ostinato.methods.ostinato.trust import doubt
+from ostinato.methods.ostinato.trust import doubt, is_varied
 from ostinato.models.loading import load_model
 from ostinato.running.source_images import load_source, open_source
 from ostinato.running.spec import Spec
@@ -89,10 +89,12 @@ def errors(
     """Errors in percent of the source and of each share, and the place of the chosen one."""
     some, rest = Input(images[:judged], None), Input(images[judged:], None)
     source, _ = method._passed(some, None)
-    answers, doubts = [method._passed(rest, None)[0]], [TRUSTED]
-    for share in method.config.shares:
+    answers, doubts, varied = [method._passed(rest, None)[0]], [TRUSTED], True
+    for share in sorted(method.config.shares):
         logits, maps = method._passed(some, Expert(), share)
-        doubts.append(doubt(logits, source))
+        spread = is_varied(logits) and (varied or share <= method.config.middle)
+        varied = spread if share == method.config.middle else varied
+        doubts.append(doubt(logits, source, varied=spread))
         answers.append(method._passed(rest, Expert(maps))[0])
     wrong = [
         100 * float((one.argmax(1).cpu() != labels[judged:]).double().mean()) for one in answers

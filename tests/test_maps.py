@@ -82,11 +82,30 @@ def test_shares_are_tried_once_a_domain_lasts():
     assert Domain(due=20, images=50).shares_to_try(config) == (0.4, 0.2)  # the middle one first
     assert Domain(due=80, images=99, share=0.2).shares_to_try(config) == (0.2,)
     first = Domain(due=lasting, images=lasting, share=0.4)
-    assert first.shares_to_try(config) == config.shares
+    assert first.shares_to_try(config) == (0.2, 0.4, 0.5)
     first.made(config.enough)
     assert first.shares_to_try(config) == (0.4,)
     first.share = 0.0  # the source answers: another chance
-    assert first.shares_to_try(config) == config.shares
+    assert first.shares_to_try(config) == (0.2, 0.4, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("found", "counted"),
+    [((True, False, True), [True, False, False]), ((False, True, True), [False, True, True])],
+)
+def test_a_large_share_needs_the_variety_of_the_middle_one(small, monkeypatch, found, counted):
+    method, seen, told = build(small), [], iter(found)
+    monkeypatch.setattr(core, "is_varied", lambda logits: next(told))
+
+    def doubt(logits, source, trusted, varied):
+        seen.append(varied)
+        return 1.0
+
+    monkeypatch.setattr(core, "doubt", doubt)
+    domain = Domain(due=96, images=96)  # it lasts: all shares are tried
+    method._make_maps(domain, torch.cat(shifted(2)), None)
+    assert seen == counted
+    assert domain.share == 0.0
 
 
 def test_new_domains_rest_on_few_images():

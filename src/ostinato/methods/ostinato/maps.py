@@ -8,7 +8,7 @@ from torch import Tensor
 from ostinato.experts.routed import EVERY, Expert, Hooks, Pass
 from ostinato.methods.base import Input, Method
 from ostinato.methods.ostinato.parts import NEW, Domain, OstinatoConfig, Version
-from ostinato.methods.ostinato.trust import doubt, likely
+from ostinato.methods.ostinato.trust import doubt, is_varied, likely
 from ostinato.ops.losses import distribution_entropy
 from ostinato.ops.moments import BlockMap, block_map, token_moments
 from ostinato.ops.statistics import SourceStatistics
@@ -50,11 +50,14 @@ class MapMaker(Method):
             source, _ = self._passed(judged, None)
         trusted = domain.share > 0
         tried: list[tuple[float, float, tuple[BlockMap, ...], Tensor]] = []
+        varied = True  # up to the middle share
         if self.config.trust:
             tried.append((TRUSTED, 0.0, (), source))
         for share in domain.shares_to_try(self.config):
             logits, maps = self._passed(judged, Expert(), share)
-            tried.append((doubt(logits, source, trusted), share, maps, logits))
+            spread = is_varied(logits) and (varied or share <= self.config.middle)
+            varied = spread if share == self.config.middle else varied
+            tried.append((doubt(logits, source, trusted, spread), share, maps, logits))
             if tried[-1][0] < TRUSTED and not domain.lasts(self.config.enough):
                 break  # soon is better than best: the others are tried once it lasts
         _, domain.share, domain.maps, logits = min(tried, key=lambda one: one[0])

@@ -59,6 +59,11 @@ class OstinatoConfig(MethodConfig):
     )
     buffer_mb: float = Field(256.0, gt=0, description="megabytes that all buffers may take")
 
+    @property
+    def middle(self) -> float:
+        """The share that a new domain's maps begin with."""
+        return sorted(self.shares)[(len(self.shares) - 1) // 2]
+
 
 LASTING = 12
 """Times `enough`: images from which on a domain is no longer new, and its share is chosen."""
@@ -159,11 +164,11 @@ class Domain:
         trusted. A domain that the source answers for is given another chance with all of them.
         """
         if not self.lasts(config.enough):
-            shares = sorted(config.shares, reverse=True)
-            start = self.share or shares[len(shares) // 2]
-            return (start, *(share for share in shares if share < start))
+            start = self.share or config.middle
+            lower = (share for share in config.shares if share < start)
+            return (start, *sorted(lower, reverse=True))
         chosen = self.due > LASTING * config.enough and self.share > 0
-        return (self.share,) if chosen else config.shares
+        return (self.share,) if chosen else tuple(sorted(config.shares))
 
     def made(self, enough: int) -> None:
         """The maps were made: when the next ones are due, in images, counted from the first one.

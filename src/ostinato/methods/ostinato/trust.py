@@ -6,7 +6,8 @@ moves what is there towards what is not. So a map has to be clearly surer than t
 Where answers fall on all classes alike, few classes cannot be in view, and that would ask too much.
 A source model that is wrong and sure of it is surer than a good map; and in some networks a map
 shrinks all logits alike, so that answers are less sure but not other ones. Then logits count at the
-source's scale, and a little less sure is sure enough.
+source's scale, and a little less sure is sure enough. A map that moves far scatters the answers to
+one class over all of them, so large shares need the variety of a middle one, too.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ _COUNTED = 4096
 """Items beyond which a draw of classes is as varied as the classes are."""
 
 
-def doubt(logits: Tensor, source: Tensor, trusted: bool = False) -> float:
+def doubt(
+    logits: Tensor, source: Tensor, trusted: bool = False, varied: bool | None = None
+) -> float:
     """How much less sure answers are than the source's, in ln C; below zero they are better.
 
     The mean difference of entropies, and what chance leaves open of it. On tuning images of three
@@ -42,12 +45,13 @@ def doubt(logits: Tensor, source: Tensor, trusted: bool = False) -> float:
         logits: (B, C, ...) with a map.
         source: the source model's, of the same items.
         trusted: whether the domain's maps act already, so that something has to speak against them.
+        varied: whether the answers fall on all classes alike; looked at unless given.
 
     >>> sure, unsure = torch.tensor([[5.0, 0.0]] * 4), torch.tensor([[1.0, 0.0]] * 4)
     >>> doubt(sure, unsure) < 0 < doubt(unsure, sure)
     True
     """
-    varied = is_varied(logits)
+    varied = is_varied(logits) if varied is None else varied
     answers = likely(at_scale(logits, source) if varied else logits)
     more = torch.special.entr(answers).sum(1) - torch.special.entr(likely(source)).sum(1)
     chance = -CHANCE if trusted else CHANCE if varied else CLEARLY
