@@ -196,15 +196,17 @@ def label_ends(axes: Any, ends: Sequence[End], width: int | None = None) -> None
     texts = [fold(end.name, width) for end in ends]
     lines = max(text.count("\n") + 1 for text in texts)
     gap = (13.5 * lines + 2) * (high - low) / height
-    places = spread([end.value for end in ends], gap)
+    box = axes.get_position()
+    top = low + (high - low) * (1 - box.y0) / box.height  # the figure's upper edge, as a value
+    wanted = spread([end.value for end in ends], gap)
+    places = within(wanted, gap, low + gap / 2, top - 0.75 * gap)
     widest = 0.0
-    lift = _lift(axes, places, gap)
     for end, text, place in zip(ends, texts, places, strict=True):
         note = axes.annotate(
             text,
             xy=(1 if end.at is None else end.at, end.value),
             xycoords=axes.get_yaxis_transform() if end.at is None else "data",
-            xytext=(1.03, place + lift),
+            xytext=(1.03, place),
             textcoords=axes.get_yaxis_transform(),
             color=end.colour,
             va="center",
@@ -224,13 +226,24 @@ def label_ends(axes: Any, ends: Sequence[End], width: int | None = None) -> None
     axes.figure.get_layout_engine().set(rect=(0, 0, 1 - share, 1))
 
 
-def _lift(axes: Any, places: Sequence[float], gap: float) -> float:
-    """How far names have to move so that none leaves the figure above or sinks below the axes."""
-    low, high = axes.get_ylim()
-    box = axes.get_position()
-    top = low + (high - low) * (1 - box.y0) / box.height  # the figure's upper edge, as a value
-    down = min(0.0, top - 0.75 * gap - max(places))
-    return float(down + max(0.0, low + gap / 2 - (min(places) + down)))
+def within(places: Sequence[float], gap: float, least: float, most: float) -> list[float]:
+    """The same places, moved as little as it takes to lie between two values, `gap` apart.
+
+    Where there is no room for all, the lowest keep to `least`.
+
+    >>> within([0.0, 9.5, 10.5], 1.0, 1.0, 10.0)
+    [1.0, 9.0, 10.0]
+    """
+    order = sorted(range(len(places)), key=lambda i: places[i])
+    found, limit = list(places), most
+    for i in reversed(order):
+        found[i] = min(found[i], limit)
+        limit = found[i] - gap
+    limit = least
+    for i in order:
+        found[i] = max(found[i], limit)
+        limit = found[i] + gap
+    return found
 
 
 def _width(note: Any) -> float:
