@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from _serving import images
+from _serving import Server
 
 Work = tuple[str, Callable[[], Any]]
 """What one batch is answered by, and how."""
@@ -31,21 +33,40 @@ def pace(work: Callable[[], Any], given: argparse.Namespace) -> float:
     return count / (time.perf_counter() - began)
 
 
-def plain(given: argparse.Namespace, folder: Path) -> Work:
-    """What one batch is answered by, and how."""
+def plain(
+    server: Server, given: argparse.Namespace, folder: Path, bodies: list[bytes]
+) -> list[Work]:
+    """What one batch is answered by, and how.
+
+    The library answers images of all weathers, once with what the first stream has learned and once
+    as it begins: experts that act take time, there as here.
+    """
     if given.model != "embedded":
-        return "the plain forward", _forward(given, folder)
+        return [("the plain forward", _forward(given, folder))]
+    count = given.batch // given.images
+    chosen = bodies[:: len(bodies) // count][:count]
+    batch = torch.from_numpy(np.concatenate([np.load(io.BytesIO(body)) for body in chosen]))
+    state = folder / "learned.safetensors"
+    state.write_bytes(server.get("/v1/streams/cam-0/export")[1])
+    return [
+        ("the library's predict with a stream's state", _predict(batch, state)),
+        ("the library's predict as it begins", _predict(batch)),
+    ]
+
+
+def _predict(batch: torch.Tensor, state: Path | None = None) -> Callable[[], Any]:
     from ostinato import adapt
     from ostinato.data.embedded import STATISTICS, asset_path, embedded_model
 
     adapted = adapt(embedded_model(), statistics=asset_path(STATISTICS))
-    batch = torch.from_numpy(images(given.batch)[1][: given.batch])
+    if state is not None:
+        adapted.load(state)
 
     def predict() -> Any:
         with adapted.frozen():
             return adapted.predict(batch)
 
-    return "the library's predict", predict
+    return predict
 
 
 def _forward(given: argparse.Namespace, folder: Path) -> Callable[[], Any]:

@@ -189,7 +189,8 @@ class Caller(threading.Thread):
         streams: names.
         bodies: encoded requests, an equal share of each weather.
         until: when to stop, by the monotonic clock.
-        pause: seconds between two requests.
+        pause: seconds between two requests, in the mean: each is drawn, or callers that one forward
+            answered would ask together from then on.
         keep: every how many-th answer is kept whole.
         visit: requests of a stream under one weather.
         start: first sequence number; None sends none.
@@ -250,7 +251,7 @@ class Caller(threading.Thread):
                 connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
                 time.sleep(0.05)
             if self.pause:
-                time.sleep(self.pause)
+                time.sleep(self.random.uniform(0.0, 2 * self.pause))
 
     def _ask(
         self, connection: http.client.HTTPConnection, name: str, number: int, body: int, query: str

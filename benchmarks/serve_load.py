@@ -122,7 +122,7 @@ def main() -> None:
         notes, memory, broken = load(server, given, bodies, kind, given.seconds, told_of=every)
         rate = report(notes, memory, broken, given)
         summary(server, "at the end")
-        work = plain(given, folder) if given.turns else None
+        work = plain(server, given, folder, bodies) if given.turns else []
         ratio(server, given, bodies, kind, work)
         taught(server, given, bodies, kind, work)
         still(server, given, bodies, kind)
@@ -200,7 +200,7 @@ def teach(
 
 
 def taught(
-    server: Server, given: argparse.Namespace, bodies: list[bytes], kind: str, work: Work | None
+    server: Server, given: argparse.Namespace, bodies: list[bytes], kind: str, work: list[Work]
 ) -> None:
     """The same load and the same turns once more, with streams that have met domains."""
     if not given.taught:
@@ -275,14 +275,13 @@ def costs(
 
 
 def ratio(
-    server: Server, given: argparse.Namespace, bodies: list[bytes], kind: str, work: Work | None,
+    server: Server, given: argparse.Namespace, bodies: list[bytes], kind: str, work: list[Work],
     start: int = 20_000_000,
 ) -> None:  # fmt: skip
     """Images a second, served and by the library, in turns: others may use the machine too."""
-    if work is None:
+    if not work:
         return
-    what, alone_way = work
-    served, alone = list[float](), list[float]()
+    served, alone = list[float](), dict[str, list[float]]()
     for turn in range(given.turns):
         first = start + 1_000_000 * turn
         notes, _, _ = load(server, given, bodies, kind, given.turn, start=first)
@@ -290,17 +289,20 @@ def ratio(
             paced(notes, given.images, min(given.callers, given.speaking or given.streams))
         )
         server.pause(True)  # what it still learns would take the library's time
-        alone.append(pace(alone_way, given))
+        for what, way in work:
+            alone.setdefault(what, []).append(pace(way, given))
         server.pause(False)
-        print(f"  served {served[-1]:.0f}, {what} {alone[-1]:.0f} images/s", flush=True)
-    shares = sorted(mine / its for mine, its in zip(served, alone, strict=True))
-    print(
-        f"{what} of {given.batch} images, {given.precision}, {given.threads} threads: "
-        f"{median(alone):.0f} images/s; "
-        f"served: {median(served):.0f}; share of it in {given.turns} turns "
-        f"{median(shares):.2f} ({shares[0]:.2f} to {shares[-1]:.2f})",
-        flush=True,
-    )
+        others = ", ".join(f"{what} {paces[-1]:.0f}" for what, paces in alone.items())
+        print(f"  served {served[-1]:.0f}, {others} images/s", flush=True)
+    for what, paces in alone.items():
+        shares = sorted(mine / its for mine, its in zip(served, paces, strict=True))
+        print(
+            f"{what}, {given.batch} images, {given.precision}, {given.threads} threads: "
+            f"{median(paces):.0f} images/s; "
+            f"served: {median(served):.0f}; share of it in {given.turns} turns "
+            f"{median(shares):.2f} ({shares[0]:.2f} to {shares[-1]:.2f})",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":
