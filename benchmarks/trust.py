@@ -25,12 +25,11 @@ from torch import Tensor
 
 import ostinato
 from ostinato.data.corruptions import COMMON, corrupt
-from ostinato.errors import OstinatoError
+from ostinato.errors import DataError, OstinatoError
 from ostinato.experts.routed import Expert
 from ostinato.methods.base import Input
 from ostinato.methods.ostinato import Ostinato
 from ostinato.methods.ostinato.maps import TRUSTED
-from ostinato.methods.ostinato.trust import doubt, is_varied
 from ostinato.models.loading import load_model
 from ostinato.running.source_images import load_source, open_source
 from ostinato.running.spec import Spec
@@ -89,13 +88,10 @@ def errors(
     """Errors in percent of the source and of each share, and the place of the chosen one."""
     some, rest = Input(images[:judged], None), Input(images[judged:], None)
     source, _ = method._passed(some, None)
-    answers, doubts, varied = [method._passed(rest, None)[0]], [TRUSTED], True
-    for share in sorted(method.config.shares):
-        logits, maps = method._passed(some, Expert(), share)
-        spread = is_varied(logits) and (varied or share <= method.config.middle)
-        varied = spread if share == method.config.middle else varied
-        doubts.append(doubt(logits, source, varied=spread))
-        answers.append(method._passed(rest, Expert(maps))[0])
+    tried = method._tried(some, source, sorted(method.config.shares), trusted=False, soon=False)
+    answers = [method._passed(rest, None)[0]]
+    answers += [method._passed(rest, Expert(maps))[0] for _, _, maps, _ in tried]
+    doubts = [TRUSTED, *(found for found, *_ in tried)]
     wrong = [
         100 * float((one.argmax(1).cpu() != labels[judged:]).double().mean()) for one in answers
     ]
@@ -124,7 +120,7 @@ def main(args: Args) -> None:
     statistics = ostinato.collect_statistics(model, clean.images)
     method = ostinato.adapt(model, statistics=statistics, preset="forward-only")
     assert isinstance(method, Ostinato)
-    shares = "".join(f"{share:>8}" for share in method.config.shares)
+    shares = "".join(f"{share:>8}" for share in sorted(method.config.shares))
     print(
         f"{'mix':16}{'severity':>9}{'source':>8}{shares}{'chosen':>8}{'best':>8}{'harm':>7}{'worst':>7}"
     )
@@ -137,6 +133,10 @@ def main(args: Args) -> None:
                 order = torch.randperm(
                     len(places), generator=torch.Generator().manual_seed(draw.randrange(10**6))
                 )
+                if len(places) <= args.judged:
+                    raise DataError(
+                        f"There are {len(places)} images of {mix}: judge fewer (--judged)."
+                    )
                 chosen = places[order][: args.judged + args.shown]
                 seeds = range(draw.randrange(10**6), 10**7)[: len(chosen)]
                 images = corrupt(found.images[chosen], name, severity, seeds, constants=constants)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -17,6 +19,9 @@ TRUSTED = 0.0
 """Doubt below which a map acts."""
 JUDGED = NEW
 """Latest images that maps are judged on."""
+
+Tried = tuple[float, float, tuple[BlockMap, ...], Tensor]
+"""Doubt, share, maps, logits."""
 
 
 class MapMaker(Method):
@@ -48,18 +53,12 @@ class MapMaker(Method):
         judged = Input(images[-JUDGED:], classes)
         if source is None:
             source, _ = self._passed(judged, None)
-        trusted = domain.share > 0
-        tried: list[tuple[float, float, tuple[BlockMap, ...], Tensor]] = []
-        varied = True  # up to the middle share
+        soon = not domain.lasts(self.config.enough)
+        tried = self._tried(
+            judged, source, domain.shares_to_try(self.config), domain.share > 0, soon
+        )
         if self.config.trust:
-            tried.append((TRUSTED, 0.0, (), source))
-        for share in domain.shares_to_try(self.config):
-            logits, maps = self._passed(judged, Expert(), share)
-            spread = is_varied(logits) and (varied or share <= self.config.middle)
-            varied = spread if share == self.config.middle else varied
-            tried.append((doubt(logits, source, trusted, spread), share, maps, logits))
-            if tried[-1][0] < TRUSTED and not domain.lasts(self.config.enough):
-                break  # soon is better than best: the others are tried once it lasts
+            tried.insert(0, (TRUSTED, 0.0, (), source))
         _, domain.share, domain.maps, logits = min(tried, key=lambda one: one[0])
         answers = likely(logits)
         domain.variety = float(distribution_entropy(answers[-self.config.micro :].mean(0)))
@@ -71,6 +70,29 @@ class MapMaker(Method):
             logits, domain.maps = self._passed(whole, Expert((), learned), domain.share)
         domain.made(self.config.enough)
         return logits
+
+    def _tried(
+        self, judged: Input, source: Tensor, shares: Sequence[float], trusted: bool, soon: bool
+    ) -> list[Tried]:
+        """What each share comes to: its doubt, itself, its maps and the answers with them.
+
+        Args:
+            judged: images of a domain.
+            source: the source model's logits for them.
+            shares: those to try.
+            trusted: whether the domain's maps act already.
+            soon: whether the first share that may act ends it: soon is better than best.
+        """
+        tried: list[Tried] = []
+        varied = True  # as far as the middle share says
+        for share in shares:
+            logits, maps = self._passed(judged, Expert(), share)
+            spread = is_varied(logits) and (varied or share <= self.config.middle)
+            varied = spread if share == self.config.middle else varied
+            tried.append((doubt(logits, source, trusted, spread), share, maps, logits))
+            if soon and tried[-1][0] < TRUSTED:
+                break
+        return tried
 
     def _passed(
         self, batch: Input, expert: Expert | None, share: float | None = None
