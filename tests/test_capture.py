@@ -14,9 +14,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ostinato.api import adapt
 from ostinato.checks import small_model
+from ostinato.experts.routed import Expert
 from ostinato.experts.stack import StackPass
 from ostinato.methods.base import Input
-from ostinato.methods.ostinato import capture, turns
+from ostinato.methods.ostinato import turns
 from ostinato.methods.ostinato.answers import Answers
 from ostinato.methods.ostinato.published import Placed
 from ostinato.ops import kernels
@@ -65,7 +66,7 @@ def tensors(value: Any) -> list[torch.Tensor]:
 
 
 def recorded(work: Callable[[], Any], pool: Any) -> tuple[Any, Callable[[], None]]:
-    """In place of `capture.record`, where there is no GPU."""
+    """In place of `turns.record`, where there is no GPU."""
     work()
     graph = Graph()
     with graph:
@@ -83,7 +84,7 @@ def open_unseen(self: Placed, index: torch.Tensor) -> StackPass:
 def captured(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a GPU, recorded operators stand in for real captures."""
     if not GPU:
-        monkeypatch.setattr(capture, "record", recorded)
+        monkeypatch.setattr(turns, "record", recorded)
         monkeypatch.setattr(Placed, "open", open_unseen)
         monkeypatch.setattr(Answers, "_may_capture", lambda self: self.config.compile is not False)
 
@@ -127,9 +128,28 @@ def test_captured_answers_equal_plain_ones(captured, statistics, preset, count_i
     assert fast.captures.made > 0 == plain.captures.made
     assert fast.captures.refused is None
     assert fast.step_captures.refused is None
+    assert fast.map_captures.made > 0 == plain.map_captures.made
+    assert fast.map_captures.refused is None
     assert (fast.step_captures.made > 0) == (preset == "robust")
     for name, one in fast.export_state().tensors.items():
         assert torch.allclose(one.cpu(), plain.export_state().tensors[name].cpu(), atol=1e-3), name
+
+
+@trusting()
+def test_maps_of_a_captured_pass_are_the_plain_ones_and_the_caller_s_own(captured, statistics):
+    fast, plain = (made(statistics, preset="forward-only", compile=how) for how in (True, False))
+    batches = [Input(batch) for batch in shifted(4)]
+    results = []
+    for share, batch in zip((0.2, 0.5, 0.35, 0.2), batches, strict=True):
+        results.append(
+            (fast._passed(batch, Expert(), share), plain._passed(batch, Expert(), share))
+        )
+    assert fast.map_captures.made == 1
+    for (logits, maps), (other, others) in results:
+        assert torch.allclose(logits.cpu(), other.cpu(), atol=1e-4)
+        for one, same in zip(maps, others, strict=True):
+            for part, like in zip(one.tensors(), same.tensors(), strict=True):
+                assert torch.allclose(part.cpu(), like.cpu(), atol=1e-4)
 
 
 @trusting()
@@ -281,7 +301,7 @@ def test_a_model_that_cannot_be_captured_is_answered_plainly(captured, statistic
     def refuse(work: Any, pool: Any) -> Any:
         raise RuntimeError("operation not permitted when stream is capturing")
 
-    monkeypatch.setattr(capture, "record", refuse)
+    monkeypatch.setattr(turns, "record", refuse)
     fast, plain = made(statistics, compile="auto"), made(statistics, compile=False)
     told = made(statistics, compile=True)
     batches = shifted(8)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from ostinato.checks import small_model
-from ostinato.methods.ostinato import capture, maps
+from ostinato.methods.ostinato import maps, turns
 from ostinato.methods.ostinato.common import Question, prepare
 from ostinato.methods.ostinato.desk import InUse
 from ostinato.methods.ostinato.parts import OstinatoConfig
@@ -42,7 +42,7 @@ def shared(streams: list[StreamMethod], monkeypatch: pytest.MonkeyPatch) -> Shar
     """Without a GPU, recorded operators stand in for real captures."""
     model = streams[0].model
     if not torch.cuda.is_available():
-        monkeypatch.setattr(capture, "record", recorded)
+        monkeypatch.setattr(turns, "record", recorded)
     model.captures = Wholes(Borrowed(model._narrow))
     return model
 
@@ -105,7 +105,7 @@ def test_a_model_that_cannot_be_captured_is_answered_plainly(
     def refused(*_: object) -> None:
         raise RuntimeError("operation not permitted when stream is capturing")
 
-    monkeypatch.setattr(capture, "record", refused)
+    monkeypatch.setattr(turns, "record", refused)
     for seed in range(SEEN + 2):
         same(shared, questions(streams, (2, 2), seed))
     assert shared.captures is not None

@@ -81,9 +81,9 @@ def token_moments(
     half = body.is_cuda and torch.is_autocast_enabled("cuda")
     body = body if half else body.double()
     first = tokens[:, :prefix].double().sum(0)
-    counts = torch.tensor([len(tokens), len(body)], dtype=torch.double).to(tokens.device)
+    counts = [first.new_full((1,), len(one)) for one in (tokens, body)]  # from no host's memory
     kind = torch.float if half else torch.double
-    found = total(torch.cat([counts, first.flatten(), body.sum(0, dtype=kind).double()]))
+    found = total(torch.cat([*counts, first.flatten(), body.sum(0, dtype=kind).double()]))
     images, count = found[:2]
     mean = found[2 + first.numel() :] / count
     first = found[2 : 2 + first.numel()].view_as(first) / images
@@ -213,7 +213,7 @@ def map_rank(width: int) -> int:
 
 
 def block_map(
-    source: BlockMoments, domain: BlockMoments, share: float, rank: int | None = None
+    source: BlockMoments, domain: BlockMoments, share: float | Tensor, rank: int | None = None
 ) -> BlockMap:
     """The map that moves a share of the way from a domain's moments to the source's.
 

@@ -132,7 +132,7 @@ class Ostinato(Counted):
         return Hooks(self.model.base, self.targets, widths)
 
     def __getstate__(self) -> dict[str, Any]:
-        left_out = ("captures", "step_captures", "narrowed")  # a copy makes its own
+        left_out = ("captures", "step_captures", "map_captures", "narrowed")  # a copy makes its own
         return {name: v for name, v in super().__getstate__().items() if name not in left_out}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

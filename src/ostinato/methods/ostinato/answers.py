@@ -11,11 +11,12 @@ from torch import Tensor
 
 from ostinato.domains.texture import Texture
 from ostinato.domains.verdict import FAR, Change
-from ostinato.experts.routed import EVERY, Acting, Branch
+from ostinato.experts.routed import EVERY, Acting, Branch, Expert
 from ostinato.experts.stack import Layout
 from ostinato.methods.base import Input
 from ostinato.methods.ostinato.capture import Answered, Captures
 from ostinato.methods.ostinato.learning import Differentiated, Learner
+from ostinato.methods.ostinato.making import Made, MapCaptures
 from ostinato.methods.ostinato.parts import Domain, Version
 from ostinato.methods.ostinato.published import Placed, Publisher
 from ostinato.methods.ostinato.step import Started, StepCaptures
@@ -36,6 +37,7 @@ class Answers(Learner):
     publisher: Publisher
     captures: Captures
     step_captures: StepCaptures
+    map_captures: MapCaptures
     narrowed: Narrowed
     _said: frozenset[str] = frozenset()
 
@@ -60,6 +62,7 @@ class Answers(Learner):
         class_token = self.hooks.prefix > 0
         work = Borrowed(self._differentiate_pixels)
         self.step_captures = StepCaptures(work, class_token=class_token)
+        self.map_captures = MapCaptures(Borrowed(self._make_from_pixels))
 
     def _forward_pixels(self, pixels: Tensor, placed: Placed, index: Tensor) -> Tensor:
         with self.narrowed:
@@ -70,6 +73,22 @@ class Answers(Learner):
     ) -> Differentiated:
         with self.narrowed:
             return self._differentiate(Input(pixels), now, groups)
+
+    def _make_from_pixels(self, pixels: Tensor, share: Tensor) -> Made:
+        with self.narrowed:
+            return super()._passed(Input(pixels), Expert(), share)
+
+    def _passed(
+        self, batch: Input, expert: Expert | None, share: float | Tensor | None = None
+    ) -> Made:
+        """Maps alone are made by a captured pass where possible; all else is passed plainly."""
+        alone = expert is not None and not expert.branches and batch.classes is None
+        found = None
+        if alone and isinstance(share, float) and self._may_capture():
+            self.narrowed.refresh()
+            found = self.map_captures.made_from(batch.pixels, share)
+            self._say_refused("captured maps", self.map_captures.refused)
+        return super()._passed(batch, expert, share) if found is None else found
 
     def _gradients(self, batch: Input, domain: Domain) -> Differentiated:
         """Captured where possible; the plain way otherwise."""
@@ -83,10 +102,10 @@ class Answers(Learner):
         known = self.version.experts.get(number)
         if known is None or known.maps is not domain.maps or domain.share <= 0:
             return None
-        placed = self.publisher.placed(self.version, [number])
+        placed = self.publisher.with_maps(number, self.version)
         groups = (self.bank.shared, domain.branches)
-        row = placed.table[number]
         self.narrowed.refresh()
+        row = placed.table[number]
         found = self.step_captures.gradients(batch.pixels, placed.rows, row, groups)
         self._say_refused("captures", self.step_captures.refused)
         return found

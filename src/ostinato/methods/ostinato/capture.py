@@ -7,7 +7,6 @@ does (of the stack, or of routing's rows; both double), and another batch size.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,11 +17,10 @@ from torch import Tensor
 from ostinato.domains.routes import Routed, Routes
 from ostinato.experts.routed import Branch
 from ostinato.experts.stack import Rows
+from ostinato.methods.ostinato import turns as captures
 from ostinato.methods.ostinato.parts import Version
 from ostinato.methods.ostinato.published import Placed
-from ostinato.methods.ostinato.turns import KEPT, KINDS, Size, Sizes, Turns, is_older, on
-
-Replay = Callable[[], Any]
+from ostinato.methods.ostinato.turns import KEPT, KINDS, Recorder, Size, Sizes, Turns, is_older, on
 
 
 @dataclass(frozen=True)
@@ -42,23 +40,6 @@ class Answered:
     routed: Routed
     described: Tensor
     arrived: Callable[[], Tensor]
-
-
-def record(work: Callable[[], Any], pool: Any) -> tuple[Any, Replay]:
-    """Capture work on a GPU: its results, in tensors that every replay fills anew.
-
-    A first run, aside, sets up what libraries make once and a capture must not. To be called with
-    the work's own device as the current one: streams belong to a device.
-    """
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        work()
-    torch.cuda.current_stream().wait_stream(side)
-    made = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(made, pool=pool, capture_error_mode="thread_local"):
-        result = work()
-    return result, made.replay
 
 
 def sent(described: Tensor) -> Callable[[], Tensor]:
@@ -107,13 +88,13 @@ class Capture:
         bare = Version(0, placed.version.view)
         self.placed = replace(placed, version=bare, routes=routes, shared=shared, held=())
         self._loaded = (placed.routes, placed.shared)
-        self.described, self._describe = record(lambda: describe(self.pixels), pool)
+        self.described, self._describe = captures.record(lambda: describe(self.pixels), pool)
 
         def answer() -> tuple[Routed, Tensor]:
             routed = self.placed.routes(self.described)
             return routed, forward(self.pixels, self.placed, routed.rows)
 
-        (self.routed, self.logits), self._answer = record(answer, pool)
+        (self.routed, self.logits), self._answer = captures.record(answer, pool)
 
     def __call__(self, pixels: Tensor, placed: Placed) -> Answered:
         """Send a batch on its way."""
@@ -141,15 +122,12 @@ class Capture:
         self._loaded = (placed.routes, placed.shared)
 
 
-class Captures:
-    """The captures of a method, by batch size.
+class Captures(Recorder):
+    """The captured answers of a method, by batch size.
 
     Args:
         describe: gives descriptors of pixels.
         forward: gives logits of pixels, with the rows of a placed version.
-
-    Attributes:
-        made: how many captures there were so far.
     """
 
     def __init__(
@@ -157,14 +135,11 @@ class Captures:
         describe: Callable[[Tensor], Tensor],
         forward: Callable[[Tensor, Placed, Tensor], Tensor],
     ) -> None:
+        super().__init__()
         self._describe, self._forward = describe, forward
         self._kept: dict[Size, dict[Any, Capture]] = {}
         self._room: Rows | None = None
-        self._sizes, self._turns = Sizes(), Turns()
-        self._lock = threading.Lock()
-        self._pool: Any = None
-        self.made = 0
-        self.refused: str | None = None
+        self._sizes = Sizes()
 
     def answer(self, pixels: Tensor, placed: Placed) -> Answered | None:
         """The answer to a batch whose size has come before; None where it is not captured."""
@@ -195,12 +170,8 @@ class Captures:
         alike[key] = capture
 
     def _make(self, pixels: Tensor, placed: Placed) -> Capture | None:
-        if self._pool is None and pixels.is_cuda:
-            self._pool = torch.cuda.graph_pool_handle()
-        self.made += 1
-        try:
-            self._turns.begin(pixels.device)
+        def make() -> Capture:
             return Capture(self._describe, self._forward, pixels, placed, self._pool, self._turns)
-        except RuntimeError as error:  # a model that asks the host for numbers cannot be captured
-            self.refused = str(error)
-            return None
+
+        found: Capture | None = self._recorded(make, pixels.device)
+        return found

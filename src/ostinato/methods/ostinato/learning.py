@@ -6,6 +6,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,6 +24,32 @@ from ostinato.ops.losses import distribution_entropy, entropy_threshold, softmax
 from ostinato.ops.statistics import alignment
 
 Differentiated = tuple[Tensor, Tensor | None, tuple[Tensor, ...]]
+
+
+class _Seen(NamedTuple):
+    """What the host has to know of a step before it is taken.
+
+    Attributes:
+        loss: the loss.
+        variety: entropy of the mean answer.
+        entropy: mean entropy of the answers, at their temperature.
+        finite: whether every gradient is a number, 1 or 0.
+    """
+
+    loss: float
+    variety: float
+    entropy: float
+    finite: float
+
+
+def _seen(logits: Tensor, loss: Tensor, grads: Sequence[Tensor], temperature: float) -> _Seen:
+    """All of it by one look at the device, which the host waits for."""
+    answers = logits.float()
+    variety = distribution_entropy(answers.softmax(1).mean(0))
+    entropy = softmax_entropy(answers / temperature).mean()
+    finite = torch.stack([grad.isfinite().all() for grad in grads]).all()
+    facts = [one.double() for one in (loss, variety, entropy, finite)]
+    return _Seen(*torch.stack(facts).tolist())
 
 
 class Learner(MapMaker):
@@ -93,16 +120,17 @@ class Learner(MapMaker):
         logits, loss, grads = found or self._gradients(batch, domain)
         if loss is None:
             return logits, None, False
-        if not self._sound(logits, domain):
-            return self._mapped(batch, domain), float(loss), False
-        if not all(bool(grad.isfinite().all()) for grad in grads):
+        seen = _seen(logits, loss, grads, domain.temperature)
+        if not self._sound(seen.variety, domain):
+            return self._mapped(batch, domain), seen.loss, False
+        if not seen.finite:
             return logits, None, False
         if self.config.temper:
-            domain.temperature = warmed(domain.temperature, logits, domain.unsure)
+            domain.temperature = warmed(domain.temperature, seen.entropy, domain.unsure)
         for group, grad in zip(groups, grads, strict=True):
             pace = self.config.lr / (1 + group.updates / self.config.settle)
             group.step(grad, lr=pace)
-        return logits, float(loss), True
+        return logits, seen.loss, True
 
     def _gradients(self, batch: Input, domain: Domain) -> Differentiated:
         """Logits, loss and flat gradients of the shared branches and the domain's."""
@@ -139,7 +167,7 @@ class Learner(MapMaker):
         near = alignment(features, self.statistics)
         return self.config.alignment * near + self.config.entropy * sharp
 
-    def _sound(self, logits: Tensor, domain: Domain) -> bool:
+    def _sound(self, variety: float, domain: Domain) -> bool:
         """Whether learned answers are as varied as the maps' alone; if not, forget the cause.
 
         Entropy is what learning lowers, so it cannot tell when that goes wrong. A model that says
@@ -147,7 +175,6 @@ class Learner(MapMaker):
         domain's own branches are dropped first; where these had learned nothing, it is the shared
         ones that start anew.
         """
-        variety = float(distribution_entropy(logits.detach().float().softmax(1).mean(0)))
         if variety >= self.config.keep * domain.variety:
             return True
         own = domain.branches is not None and domain.branches.updates > 0

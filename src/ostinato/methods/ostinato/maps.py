@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ostinato.experts.routed import EVERY, Expert, Hooks, Pass
 from ostinato.methods.base import Input, Method
+from ostinato.methods.ostinato.making import Made
 from ostinato.methods.ostinato.parts import NEW, Domain, OstinatoConfig, Version
 from ostinato.methods.ostinato.trust import doubt, is_varied, likely
 from ostinato.ops.losses import distribution_entropy
@@ -95,15 +96,19 @@ class MapMaker(Method):
         return tried
 
     def _passed(
-        self, batch: Input, expert: Expert | None, share: float | None = None
-    ) -> tuple[Tensor, tuple[BlockMap, ...]]:
+        self, batch: Input, expert: Expert | None, share: float | Tensor | None = None
+    ) -> Made:
         """Logits; where a share is given, with maps that are made on the way, and these maps."""
         made: list[BlockMap] = []
 
         def make(number: int, tokens: Tensor) -> BlockMap:
             own = self.processes.own(tokens, len(batch))
             found = token_moments(own, self.hooks.prefix, self.processes.total)
-            made.append(block_map(self.statistics.tokens[EVERY * number], found, share or 0.0))
+            made.append(
+                block_map(
+                    self.statistics.tokens[EVERY * number], found, 0.0 if share is None else share
+                )
+            )
             return made[-1]
 
         owners = [None if expert is None else 0] * self.processes.taken(len(batch))

@@ -112,6 +112,22 @@ class Publisher:
             self._latest = placed = self._place(version, len(needed))
         return placed
 
+    def with_maps(self, number: int, version: Version) -> Placed:
+        """A placed version in which a domain has the maps it has in this one.
+
+        What has been learned since may be missing there; putting it on the device can then wait.
+        """
+        latest, own = self._latest, version.experts[number].maps
+        known = None if latest is None else latest.version.experts.get(number)
+        if (
+            latest is not None
+            and known is not None
+            and known.maps is own
+            and number in latest.table
+        ):
+            return latest
+        return self.placed(version, [number])
+
     def used(self, owners: Iterable[int]) -> None:
         """Note that these domains came: their experts stay longest."""
         with self._lock:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -13,10 +12,10 @@ from torch import Tensor
 from ostinato.experts.flat import FlatBranches
 from ostinato.experts.routed import SCALE, Acting, Branch, side_by_side
 from ostinato.experts.stack import Rows, moved_by
-from ostinato.methods.ostinato import capture
+from ostinato.methods.ostinato import turns as captures
 from ostinato.methods.ostinato.learning import Differentiated
 from ostinato.methods.ostinato.parts import Domain
-from ostinato.methods.ostinato.turns import KEPT, Size, Sizes, Turns, is_older, on
+from ostinato.methods.ostinato.turns import KEPT, Recorder, Size, Sizes, Turns, is_older, on
 from ostinato.ops import kernels
 from ostinato.ops.features import pool_tokens
 from ostinato.ops.moments import BlockMap
@@ -160,7 +159,7 @@ class StepCapture:
             now = LearningPass(self.row, rows, shared, own, class_token=class_token)
             return work(self.pixels, now, (shared, own))
 
-        self.found, self._replay = capture.record(differentiate, pool)
+        self.found, self._replay = captures.record(differentiate, pool)
 
     def __call__(
         self, pixels: Tensor, row: int, groups: tuple[FlatBranches, FlatBranches]
@@ -182,7 +181,7 @@ class StepCapture:
         return own
 
 
-class StepCaptures:
+class StepCaptures(Recorder):
     """The captured gradients of a method, by batch size.
 
     Args:
@@ -191,14 +190,11 @@ class StepCaptures:
     """
 
     def __init__(self, work: Work, *, class_token: bool) -> None:
+        super().__init__()
         self._work, self._class_token = work, class_token
         self._kept: dict[Size, StepCapture] = {}
         self._room: Rows | None = None
-        self._sizes, self._turns = Sizes(), Turns()
-        self._lock = threading.Lock()
-        self._pool: Any = None
-        self.made = 0
-        self.refused: str | None = None
+        self._sizes = Sizes()
 
     def gradients(
         self, pixels: Tensor, rows: Rows, row: int, groups: tuple[FlatBranches, FlatBranches]
@@ -225,14 +221,10 @@ class StepCaptures:
     def _make(
         self, pixels: Tensor, rows: Rows, row: int, groups: tuple[FlatBranches, FlatBranches]
     ) -> StepCapture | None:
-        if self._pool is None and pixels.is_cuda:
-            self._pool = torch.cuda.graph_pool_handle()
-        self.made += 1
-        try:
-            self._turns.begin(pixels.device)
+        def make() -> StepCapture:
             return StepCapture(
                 self._work, groups, pixels, rows, row, self._class_token, self._pool, self._turns
             )
-        except RuntimeError as error:  # a model that asks the host for numbers cannot be captured
-            self.refused = str(error)
-            return None
+
+        found: StepCapture | None = self._recorded(make, pixels.device)
+        return found

@@ -13,30 +13,28 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from ostinato.ops.losses import softmax_entropy
-
 GAIN = 0.5
 """How far an update moves a temperature by what a micro-batch says."""
 HOTTEST = 8.0
 
 
-def warmed(temperature: float, logits: Tensor, wanted: float) -> float:
+def warmed(temperature: float, entropy: float, wanted: float) -> float:
     """The temperature after a micro-batch: towards the mean entropy that is wanted, never below 1.
 
     Args:
         temperature: as it was.
-        logits: (B, C) learned ones, as they are.
-        wanted: mean entropy, in nats.
+        entropy: mean entropy of a micro-batch's learned answers at that temperature, in nats.
+        wanted: the one that is wanted.
 
+    >>> from ostinato.ops.losses import softmax_entropy
     >>> sharp, found = 9 * torch.eye(4), 1.0
     >>> for _ in range(40):
-    ...     found = warmed(found, sharp, wanted=0.5)
+    ...     found = warmed(found, float(softmax_entropy(sharp / found).mean()), wanted=0.5)
     >>> round(float(softmax_entropy(sharp / found).mean()), 2)
     0.5
-    >>> warmed(1.0, torch.zeros(2, 4), wanted=0.5)  # unsure enough as they are
+    >>> warmed(1.0, 1.4, wanted=0.5)  # unsure enough as they are
     1.0
     """
-    entropy = float(softmax_entropy(logits.float() / temperature).mean())
     off = (wanted - entropy) / max(wanted, entropy, 1e-6)
     return min(max(temperature * math.exp(GAIN * off), 1.0), HOTTEST)
 

@@ -1,9 +1,10 @@
-"""Which batch sizes are captured, and in which order captures may use the memory they share."""
+"""What all captures have in common: which sizes are worth one, their memory, whose turn it is."""
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -51,8 +52,52 @@ def is_older(rows: Rows, than: Rows | None) -> bool:
     return than is not None and len(rows.matrices) < len(than.matrices)
 
 
+def record(work: Callable[[], Any], pool: Any) -> tuple[Any, Callable[[], Any]]:
+    """Capture work on a GPU: its results, in tensors that every replay fills anew.
+
+    A first run, aside, sets up what libraries make once and a capture must not. To be called with
+    the work's own device as the current one: streams belong to a device.
+    """
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        work()
+    torch.cuda.current_stream().wait_stream(side)
+    made = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(made, pool=pool, capture_error_mode="thread_local"):
+        result = work()
+    return result, made.replay
+
+
+class Recorder:
+    """Captures that share memory, and so take turns.
+
+    Attributes:
+        made: how many there were so far.
+        refused: why there are no more: a model that asks the host for numbers cannot be captured.
+    """
+
+    def __init__(self) -> None:
+        self._lock, self._turns = threading.Lock(), Turns()
+        self._pool: Any = None
+        self.made = 0
+        self.refused: str | None = None
+
+    def _recorded(self, make: Callable[[], Any], device: torch.device) -> Any:
+        """What `make` gives, which calls `record` with the shared memory; None where that fails."""
+        if self._pool is None and device.type == "cuda":
+            self._pool = torch.cuda.graph_pool_handle()
+        self.made += 1
+        try:
+            self._turns.begin(device)
+            return make()
+        except RuntimeError as error:
+            self.refused = str(error)
+            return None
+
+
 class Sizes:
-    """Which batch sizes are captured: those that come oftenest, once they have come `SEEN` times.
+    """Which batch sizes are captured: those that come oftenest, once they have come `seen` times.
 
     A capture costs many answers, so a size takes another one's place only when it has come twice
     as often: sizes that take turns are not captured anew all the time.
@@ -62,7 +107,8 @@ class Sizes:
     [False, False, True]
     """
 
-    def __init__(self) -> None:
+    def __init__(self, seen: int = SEEN) -> None:
+        self._least = seen
         self._seen: Counter[Size] = Counter()
 
     def worth(self, size: Size, kept: Iterable[Size]) -> bool:
@@ -71,7 +117,7 @@ class Sizes:
         if size in self._seen or len(self._seen) < COUNTED:
             self._seen[size] += 1
         count = self._seen[size]
-        if size in known or count <= SEEN:
+        if size in known or count <= self._least:
             return size in known
         return len(known) < KEPT or count > 2 * min(self._seen[one] for one in known)
 

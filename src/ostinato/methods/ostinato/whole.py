@@ -9,7 +9,6 @@ together in other numbers nor streams that learn need a new capture. Growth of t
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -19,8 +18,8 @@ from torch import Tensor
 
 from ostinato.domains.table import Array
 from ostinato.experts.stack import Rows, StackPass
-from ostinato.methods.ostinato import capture
-from ostinato.methods.ostinato.turns import COUNTED, Turns, is_older, on
+from ostinato.methods.ostinato import turns as captures
+from ostinato.methods.ostinato.turns import COUNTED, Recorder, is_older, on
 
 SEEN = 2
 """Forwards of a kind that are run without a capture first."""
@@ -57,26 +56,19 @@ class Whole:
     replay: Callable[[], Any]
 
 
-class Wholes:
+class Wholes(Recorder):
     """Captured forwards by size and by what experts do in them.
 
     Args:
         forward: gives logits of pixels under a pass.
-
-    Attributes:
-        made: captures so far.
-        refused: why there are none, where a model cannot be captured.
     """
 
     def __init__(self, forward: Forward) -> None:
+        super().__init__()
         self._forward = forward
         self._kept: dict[Any, Whole] = {}
         self._seen: dict[Any, int] = {}
         self._rows: Rows | None = None
-        self._lock, self._turns = threading.Lock(), Turns()
-        self._pool: Any = None
-        self.made = 0
-        self.refused: str | None = None
 
     def __call__(
         self, pixels: Tensor, index: Array, rows: Rows, *, maps: bool, branches: bool
@@ -113,23 +105,17 @@ class Wholes:
             return None
         while len(self._kept) >= KEPT:
             del self._kept[next(iter(self._kept))]
-        if self._pool is None and pixels.is_cuda:
-            self._pool = torch.cuda.graph_pool_handle()
         given = pixels.new_zeros(size)
         index = torch.zeros(size[0], dtype=torch.long, device=pixels.device)
 
         def work() -> Tensor:
             return self._forward(given, StackPass(index, rows, maps=maps, branches=branches))
 
-        try:
-            self._turns.begin(pixels.device)
-            logits, replay = capture.record(work, self._pool)
-        except RuntimeError as error:  # a model that asks the host for numbers cannot be captured
-            self.refused = str(error)
-            logging.getLogger("ostinato").warning("answers are not captured: %s", error)
+        found = self._recorded(lambda: captures.record(work, self._pool), pixels.device)
+        if found is None:
+            logging.getLogger("ostinato").warning("answers are not captured: %s", self.refused)
             return None
-        self.made += 1
-        return Whole(given, index, logits, replay)
+        return Whole(given, index, *found)
 
 
 def _padded(index: Array, like: Tensor) -> Tensor:
