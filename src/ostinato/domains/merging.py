@@ -7,22 +7,33 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ostinato.domains import twofold
 from ostinato.domains.distances import between, squared
 from ostinato.domains.splitting import LEAST
 from ostinato.domains.verdict import View
 
+TWO = 2.6
+"""Deviations between the images of two domains, in their own directions, that keep them two."""
+SOME = 30
+"""Images of each that this takes."""
 
-def likest(view: View, recent: Sequence[Tensor], reach: float) -> tuple[int, int, float]:
+
+def likest(
+    view: View, recent: Sequence[Tensor], reach: float, alike: float
+) -> tuple[int, int, float]:
     """Rows of the two domains, younger and older, with the smallest gap on the line between them.
+
+    Two that this would make one stay two if they are in directions of their own (`twofold`).
 
     Args:
         view: what is known; its first domain is the source, which nothing merges with.
         recent: some latest images of each domain.
         reach: means farther from each other than this are not compared.
+        alike: the gap below which two are one.
 
     >>> means, even = torch.tensor([[0.0], [9.0], [9.5]]), torch.ones(3)
     >>> some = [mean + torch.arange(20.0)[:, None] / 10 for mean in means]
-    >>> likest(View((0, 1, 2), means, even, 50 * even, even / 3), some, reach=20)[:2]
+    >>> likest(View((0, 1, 2), means, even, 50 * even, even / 3), some, reach=20, alike=3)[:2]
     (2, 1)
     """
     means = view.means.float()
@@ -33,9 +44,17 @@ def likest(view: View, recent: Sequence[Tensor], reach: float) -> tuple[int, int
         if j == 0 or min(len(recent[i]), len(recent[j])) < LEAST:
             continue
         gap = between(means[i] - means[j], recent[i], recent[j], float(apart[i, j]))
-        if gap < best[2]:
+        if gap < best[2] and not (gap < alike and _are_two(recent[i], recent[j])):
             best = (i, j, gap)
     return best
+
+
+def _are_two(a: Tensor, b: Tensor) -> bool:
+    """Whether the images of two domains lie apart in the directions in which both vary."""
+    if min(len(a), len(b)) < SOME:
+        return False
+    even = twofold.evened(torch.cat([a, b]), twofold.MEASURED)
+    return twofold.gap(even, torch.arange(len(even)) < len(a)) >= TWO
 
 
 def nearest(view: View) -> tuple[int, int]:

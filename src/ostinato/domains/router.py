@@ -310,7 +310,7 @@ class Router:
         """The two domains, younger and older, that merging would start with, and their gap."""
         view, rows = self.view(), self._rows(self.owner)
         recent = [self.recent[rows == row][-SEEN:] for row in range(len(self.ids))]
-        younger, older, gap = likest(view, recent, NEAR * self.apart)
+        younger, older, gap = likest(view, recent, NEAR * self.apart, MERGE * self.apart)
         return self.ids[younger], self.ids[older], gap
 
     def _nearest(self) -> tuple[int, int]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ostinato.domains import twofold
 from ostinato.domains.distances import USUAL, along, held, squared
 from ostinato.domains.parting import parts
 
@@ -34,6 +35,8 @@ MIXED = 0.5
 """Below this, traffic is not known to stay: a domain's images may be many groups at once."""
 HASTE = 0.5
 """Where it stays, by which share fewer images are enough for a group that came after the rest."""
+TWOFOLD = 4.75
+"""Deviations in the images' own directions, in place of `apart`, between two halves of a domain."""
 AXIS_ROUNDS = 10
 GLANCE = 48
 """Numbers of a placed descriptor that nearly all pairs of images are told apart by."""
@@ -79,7 +82,8 @@ def split_off(
     images, the farthest, and either side of the direction in which they vary most. From there
     images go to the nearer of two means, and what results counts where it lies `apart` deviations
     from the rest, along the line between them. Both are measured across two halves, so that a group
-    found by chance is not confirmed by the images that made it.
+    found by chance is not confirmed by the images that made it. Where none is found, a domain may
+    still be two in the directions in which its own images vary (`twofold`).
 
     Args:
         placed: (n, d) whitened descriptors of recent images, oldest first.
@@ -108,13 +112,9 @@ def split_off(
     before = -rows[own].sum(0) / max(past, 1)  # all of the domain's images have mean 0 together
     past = min(past, LATEST - int(own.sum()))
     asked = _Test(rows, rows.square().sum(1), own, off, enough, fixed, alone, stay, past, before)
-    if stay < MIXED and not fixed:
-        side = _parted(asked, apart)
-        return None if side is None else first + side.nonzero()[:, 0]
-    for side in _settled(asked, _starts(asked)):
-        if _stands(asked, side, apart):
-            return first + side.nonzero()[:, 0]
-    return None
+    side = _parted(asked, apart) if stay < MIXED and not fixed else _beside(asked, apart)
+    side = _halved(asked) if side is None and not fixed else side
+    return None if side is None else first + side.nonzero()[:, 0]
 
 
 @dataclass(frozen=True)
@@ -151,6 +151,28 @@ def _parted(test: _Test, apart: float) -> Tensor | None:
         if len(group) >= LEAST and off >= 1 and _weighs(test, side, off * apart, apart):
             return side
     return None
+
+
+def _beside(test: _Test, apart: float) -> Tensor | None:
+    """(n,) which images are a group beside the domain: the largest that stands."""
+    sides = _settled(test, _starts(test))
+    return next((side for side in sides if _stands(test, side, apart)), None)
+
+
+def _halved(test: _Test) -> Tensor | None:
+    """(n,) which images leave a domain that is two in its own directions: the fewer."""
+    own = test.mine.nonzero()[:, 0]
+    if len(own) < 2 * LARGE:
+        return None
+    even = twofold.evened(test.rows[own], twofold.MEASURED)
+    half = twofold.halves(even[:, : twofold.SEARCHED], test.enough)
+    if half is None:
+        return None
+    if twofold.gap(even, half) < _asked(test, LARGE, _exchanged(half), TWOFOLD):
+        return None
+    side = torch.zeros_like(test.mine)
+    side[own[half if 2 * int(half.sum()) <= len(half) else ~half]] = True
+    return side
 
 
 def _starts(test: _Test) -> Tensor:
