@@ -33,8 +33,6 @@ class MixedStream(DomainStream):
     [['a', 'b'], ['a', 'b'], ['a', 'b']]
     """
 
-    name = "mixed"
-
     def plan(self, domains: Sequence[Domain]) -> list[Segment]:
         """One stretch with everything."""
         domains = [self.limited(domain) for domain in domains]
@@ -94,7 +92,6 @@ class CorrelatedStream(DomainStream):
     True
     """
 
-    name = "correlated"
     config_class = CorrelatedConfig
 
     def plan(self, domains: Sequence[Domain]) -> list[Segment]:
@@ -150,7 +147,6 @@ class CdcStream(DomainStream):
     8
     """
 
-    name = "cdc"
     config_class = CdcConfig
 
     def plan(self, domains: Sequence[Domain]) -> list[Segment]:

@@ -82,8 +82,6 @@ class ImageNetPlus(_Plus):
     (3, 'imagenet-sketch')
     """
 
-    name = "imagenet-plus"
-
     def plan(self, domains: Sequence[Domain]) -> list[Segment]:
         """All four, round by round."""
         by_name = {domain.name: self.limited(domain) for domain in domains}
@@ -118,7 +116,6 @@ class ImageNetPlusPlus(_Plus):
     'report'
     """
 
-    name = "imagenet-plus-plus"
     config_class = ImageNetPlusPlusConfig
 
     def plan(self, domains: Sequence[Domain]) -> list[Segment]:

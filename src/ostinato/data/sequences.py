@@ -51,8 +51,6 @@ class ContinualStream(DomainStream):
     continual: 2 domains, 5 images in 3 batches of 2, 2 classes, transform none, seed 0
     """
 
-    name = "continual"
-
     def plan(self, domains: Sequence[Domain]) -> list[Segment]:
         """One stretch per domain."""
         return [Segment.of(self.limited(domain)) for domain in domains]
@@ -84,7 +82,6 @@ class RecurringStream(DomainStream):
     [('a', 0), ('b', 0), ('a', 1), ('b', 1)]
     """
 
-    name = "recurring"
     config_class = RecurringConfig
 
     def plan(self, domains: Sequence[Domain]) -> list[Segment]:
@@ -122,8 +119,6 @@ class AlternatingStream(DomainStream):
     >>> [batch.domain for batch in AlternatingStream(domains, batch_size=1)]
     ['a', 'b', 'a', 'b']
     """
-
-    name = "alternating"
 
     def plan(self, domains: Sequence[Domain]) -> list[Segment]:
         """One batch of every domain in turn."""
@@ -169,7 +164,6 @@ class GradualStream(DomainStream):
     [('fog@1', 0), ('fog@2', 0), ('fog@1', 1)]
     """
 
-    name = "gradual"
     config_class = GradualConfig
 
     def plan(self, domains: Sequence[Domain]) -> list[Segment]:

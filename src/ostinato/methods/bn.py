@@ -33,14 +33,12 @@ class Bn(Method):
     torch.Size([4, 10])
     """
 
-    name = "bn"
     rates = ()
     Config = BnConfig
     info = MethodInfo(
         title="BN statistics",
         paper="Nado et al., 2020; Schneider et al., NeurIPS 2020",
         trains="nothing",
-        predicts="before",
         tasks=frozenset({"classification", "segmentation"}),
         setting="ImageNet-C, ResNet-50",
         differences=(

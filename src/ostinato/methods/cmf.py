@@ -38,13 +38,11 @@ class Cmf(Roid):
     torch.Size([8, 5])
     """
 
-    name = "cmf"
     Config = CmfConfig
     info = MethodInfo(
         title="CMF",
         paper="Lee and Chang, ICLR 2024",
         trains="affine parameters of every normalisation layer",
-        predicts="before",
         setting="ImageNet-C, ViT-B/16",
         differences="as ROID here, whose objective it takes over",
         published="none known here that says its input convention",

@@ -49,13 +49,11 @@ class Cola(Wrapping):
     torch.Size([8, 5])
     """
 
-    name = "cola"
     Config = ColaConfig
     info = MethodInfo(
         title="CoLA (ETA)",
         paper="Chen et al., NeurIPS 2024",
         trains="what the inner method trains, and the shares of past domains",
-        predicts="before",
         setting="ImageNet-C, ViT-B/16",
         differences=(
             "one device, so that vectors are shared over time alone; batches of 32 images are "

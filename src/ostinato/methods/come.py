@@ -53,14 +53,12 @@ class Come(Method):
     torch.Size([8, 5])
     """
 
-    name = "come"
     Config = ComeConfig
     wide = True
     info = MethodInfo(
         title="COME",
         paper="Zhang et al., ICLR 2025",
         trains="affine parameters of every normalisation layer (of blocks 0 to 8 with SAR)",
-        predicts="before",
         setting="ImageNet-C, ViT-B/16",
         differences=(
             "on TENT by default, with inner=... on ETA and SAR, not with EATA's Fisher term; the "

@@ -55,7 +55,6 @@ class Cotta(Method):
     torch.Size([8, 5])
     """
 
-    name = "cotta"
     Config = CottaConfig
     info = MethodInfo(
         title="CoTTA",

@@ -64,7 +64,6 @@ class DPCore(Method):
     torch.Size([8, 5])
     """
 
-    name = "dpcore"
     Config = DPCoreConfig
     info = MethodInfo(
         title="DPCore",

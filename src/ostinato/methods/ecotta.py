@@ -47,7 +47,6 @@ def distillation(adapted: Adapted) -> Tensor:
 class Ecotta(Warmed):
     """Pull the meta networks to what the frozen parts say, then lower the confident entropy."""
 
-    name = "ecotta"
     Config = EcottaConfig
     info = MethodInfo(
         title="EcoTTA (our variant)",

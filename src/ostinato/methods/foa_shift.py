@@ -39,14 +39,12 @@ class FoaShift(Method):
     torch.Size([8, 5])
     """
 
-    name = "foa_shift"
     rates = ()
     Config = FoaShiftConfig
     info = MethodInfo(
         title="FOA-shift",
         paper="Niu et al., ICML 2024",
         trains="nothing",
-        predicts="before",
         needs=frozenset({"prepared file"}),
         setting="ImageNet-C, ViT-B/16",
         differences="none known; a batch is moved by what earlier batches showed",

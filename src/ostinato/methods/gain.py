@@ -99,7 +99,6 @@ class Gain(Method):
     torch.Size([8, 5])
     """
 
-    name = "gain"
     rates = ()
     Config = GainConfig
     example = {"least": 4}
@@ -107,7 +106,6 @@ class Gain(Method):
         title="GAIN (our reading)",
         paper="GAIN, 2026",
         trains="nothing",
-        predicts="before",
         setting="ImageNet-C, ViT-B/16",
         differences=(
             "no release is known here, and of the rule only its outline: class Gaussians with the "

@@ -51,7 +51,6 @@ class KffConfig(MethodConfig):
 class Kff(Method):
     """Align with the source and lower the entropy by a domain's and each image's class prompt."""
 
-    name = "kff"
     rates = ("lr", "class_lr")
     Config = KffConfig
     info = MethodInfo(

@@ -41,13 +41,11 @@ class M2a(Method):
     torch.Size([8, 5])
     """
 
-    name = "m2a"
     Config = M2aConfig
     info = MethodInfo(
         title="M2A",
         paper="Doloriel, 2025",
         trains="affine parameters of the LayerNorms in all but the last three blocks",
-        predicts="before",
         setting="ImageNet-C, ViT-B/16",
         differences=(
             "the spatial form alone, one black square an image, without the entropy ranking that "

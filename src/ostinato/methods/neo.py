@@ -34,14 +34,12 @@ class Neo(Method):
     torch.Size([8, 5])
     """
 
-    name = "neo"
     rates = ()
     Config = NeoConfig
     info = MethodInfo(
         title="NEO",
         paper="Murphy et al., ICLR 2026",
         trains="nothing",
-        predicts="before",
         setting="ImageNet-C, ViT-B/16",
         differences=(
             "none known; the default is its authors' continual form (rate 0.1, from the origin), "

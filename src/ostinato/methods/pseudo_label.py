@@ -40,14 +40,12 @@ class PseudoLabel(Method):
     torch.Size([8, 5])
     """
 
-    name = "pseudo_label"
     Config = PseudoLabelConfig
     wide = True
     info = MethodInfo(
         title="Pseudo-label",
         paper="Lee, ICML workshop 2013",
         trains="affine parameters of every normalisation layer",
-        predicts="before",
         tasks=frozenset({"classification", "segmentation"}),
         setting="none by its authors: ours",
         differences=(

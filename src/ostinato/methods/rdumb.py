@@ -33,13 +33,11 @@ class RDumb(Eata):
     torch.Size([8, 5])
     """
 
-    name = "rdumb"
     Config = RDumbConfig
     info = MethodInfo(
         title="RDumb",
         paper="Press et al., NeurIPS 2023",
         trains="affine parameters of every normalisation layer",
-        predicts="before",
         setting="ImageNet-C and CCC, ResNet-50",
         differences="LayerNorm in place of batch norm",
     )

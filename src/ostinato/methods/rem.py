@@ -63,13 +63,11 @@ class Rem(Method):
     torch.Size([8, 5])
     """
 
-    name = "rem"
     Config = RemConfig
     info = MethodInfo(
         title="REM",
         paper="Han et al., ICML 2025",
         trains="affine parameters of the LayerNorms in all but the last three blocks",
-        predicts="before",
         setting="ImageNet-C, ViT-B/16",
         differences=(
             "dropout stays off in all forwards; the blocks left out are counted from the end, so "

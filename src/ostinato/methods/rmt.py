@@ -51,13 +51,11 @@ class Rmt(Method):
     torch.Size([8, 5])
     """
 
-    name = "rmt"
     Config = RmtConfig
     info = MethodInfo(
         title="RMT",
         paper="Döbler et al., CVPR 2023",
         trains="all parameters",
-        predicts="before",
         setting="ImageNet-C, ResNet-50",
         differences=(
             "predicts the sum of student's and teacher's logits, as the release does; source-free: "

@@ -45,13 +45,11 @@ class Roid(Method):
     torch.Size([8, 5])
     """
 
-    name = "roid"
     Config = RoidConfig
     info = MethodInfo(
         title="ROID",
         paper="Marsden et al., WACV 2024",
         trains="affine parameters of every normalisation layer",
-        predicts="before",
         setting="ImageNet-C, ResNet-50, Swin-B and ViT-B/16",
         differences=(
             "weights are one where a batch has no spread to normalise by (a single image); every "

@@ -50,13 +50,11 @@ class Sar(Method):
     torch.Size([8, 5])
     """
 
-    name = "sar"
     Config = SarConfig
     info = MethodInfo(
         title="SAR",
         paper="Niu et al., ICLR 2023",
         trains="affine parameters of the norms in blocks 0 to 8",
-        predicts="before",
         setting="ImageNet-C, ViT-B/16",
         differences=(
             "the average loss starts anew after a recovery, as the paper has it (the release "

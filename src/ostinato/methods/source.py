@@ -19,7 +19,6 @@ class Source(Method):
     torch.Size([8, 5])
     """
 
-    name = "source"
     rates = ()
     wide = True
     info = MethodInfo(

@@ -80,14 +80,12 @@ class T3a(Method):
     torch.Size([8, 5])
     """
 
-    name = "t3a"
     rates = ()
     Config = T3aConfig
     info = MethodInfo(
         title="T3A",
         paper="Iwasawa and Matsuo, NeurIPS 2021",
         trains="nothing",
-        predicts="before",
         setting="ImageNet-C, ViT-B/16, from later papers (its own: ResNet-50 on other data)",
         differences=(
             "20 supports a class, as ImageNet-C tables of later papers have it (its authors search "

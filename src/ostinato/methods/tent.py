@@ -41,14 +41,12 @@ class Tent(Method):
     torch.Size([8, 5])
     """
 
-    name = "tent"
     Config = TentConfig
     wide = True
     info = MethodInfo(
         title="TENT (continual)",
         paper="Wang et al., ICLR 2021",
         trains="affine parameters of every normalisation layer",
-        predicts="before",
         tasks=frozenset({"classification", "segmentation"}),
         setting="ImageNet-C, ViT-B/16, from ViDA's release (its own: ResNet-50, lr 2.5e-4)",
         differences=(

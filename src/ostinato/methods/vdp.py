@@ -122,7 +122,6 @@ class Vdp(Method):
     torch.Size([8, 5])
     """
 
-    name = "vdp"
     Config = VdpConfig
     info = MethodInfo(
         title="VDP",

@@ -62,7 +62,6 @@ def scales_for(uncertainty: float, threshold: float) -> tuple[float, float]:
 class Vida(Warmed):
     """A mean teacher over model and adapters, with two rates and scales set by uncertainty."""
 
-    name = "vida"
     rates = ("lr", "adapter_lr")
     Config = VidaConfig
     info = MethodInfo(

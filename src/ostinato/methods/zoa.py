@@ -51,14 +51,12 @@ class Zoa(Levelled):
     torch.Size([8, 5])
     """
 
-    name = "zoa"
     rates = ("lr",)
     Config = ZoaConfig
     info = MethodInfo(
         title="ZOA",
         paper="Deng et al., ACM MM 2025",
         trains="affine parameters of the norms in blocks 1 to 8, without gradients",
-        predicts="before",
         needs=frozenset({"prepared file"}),
         setting="ImageNet-C, ViT-B/16 of 8 bits",
         differences=(

@@ -54,13 +54,11 @@ class Adma(Method):
     torch.Size([8, 5])
     """
 
-    name = "adma"
     Config = AdmaConfig
     info = MethodInfo(
         title="ADMA (Continual-MAE)",
         paper="Liu et al., CVPR 2024",
         trains="all weights and biases, a mask token and a reconstruction head",
-        predicts="before",
         setting="CIFAR-10-C, ViT-B/16 at 384 px",
         differences=(
             "the release's second model is always a copy of the first, so the whole image is "

@@ -71,13 +71,11 @@ def _look(moments: Tensor) -> Tensor:
 class Becotta(Warmed):
     """Self-training of routed experts, with labels that views and the warmed start agree on."""
 
-    name = "becotta"
     Config = BecottaConfig
     info = MethodInfo(
         title="BECoTTA",
         paper="Lee et al., ICML 2024",
         trains="low-rank experts after every block, and their routers",
-        predicts="before",
         tasks=frozenset({"classification", "segmentation"}),
         needs=frozenset({"prepared file"}),
         setting="Cityscapes to ACDC, SegFormer-B5",

@@ -48,14 +48,12 @@ class Deyo(Method):
     torch.Size([8, 5])
     """
 
-    name = "deyo"
     Config = DeyoConfig
     wide = True
     info = MethodInfo(
         title="DeYO",
         paper="Lee et al., ICLR 2024",
         trains="affine parameters of the norms in blocks 0 to 8",
-        predicts="before",
         setting="ImageNet-C, ViT-B/16",
         differences=(
             "first_blocks=None moves every norm; its own protocol starts afresh for every "

@@ -52,13 +52,11 @@ class DualExpert(Method):
     (0, True)
     """
 
-    name = "dual_expert"
     Config = DualExpertConfig
     info = MethodInfo(
         title="Ostinato",
         paper="Zhao et al., AAAI 2026",
         trains="shared experts and the selected domain's experts",
-        predicts="before",
         tasks=frozenset({"classification", "segmentation"}),
         differences=(
             "distance is a mean over dimensions; kappa is relative to ln C; 'source-free' adds a "

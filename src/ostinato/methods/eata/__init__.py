@@ -54,14 +54,12 @@ class Eata(Method):
     torch.Size([8, 5])
     """
 
-    name = "eata"
     Config = EataConfig
     wide = True
     info = MethodInfo(
         title="EATA",
         paper="Niu et al., ICML 2022",
         trains="affine parameters of every normalisation layer",
-        predicts="before",
         needs=frozenset({"prepared file"}),
         setting="ImageNet-C, ResNet-50",
         differences="LayerNorm in place of batch norm; fisher_alpha=0 gives ETA, without the file",

@@ -62,14 +62,12 @@ class Foa(Levelled):
     torch.Size([8, 5])
     """
 
-    name = "foa"
     rates = ("sigma",)
     Config = FoaConfig
     info = MethodInfo(
         title="FOA",
         paper="Niu et al., ICML 2024",
         trains="prompt tokens, without gradients",
-        predicts="before",
         needs=frozenset({"prepared file"}),
         setting="ImageNet-C, ViT-B/16",
         differences=(

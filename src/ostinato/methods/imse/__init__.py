@@ -66,13 +66,11 @@ class Imse(Method):
     torch.Size([8, 5])
     """
 
-    name = "imse"
     Config = ImseConfig
     info = MethodInfo(
         title="IMSE",
         paper="Baek et al., ICLR 2026",
         trains="singular values of the linear maps in blocks 0 to 8",
-        predicts="before",
         needs=frozenset({"prepared file"}),
         setting="ImageNet-C, ViT-B/16",
         differences=(

@@ -36,7 +36,6 @@ class Lame(Method):
     torch.Size([8, 5])
     """
 
-    name = "lame"
     rates = ()
     Config = LameConfig
     wide = True
@@ -44,7 +43,6 @@ class Lame(Method):
         title="LAME",
         paper="Boudiaf et al., CVPR 2022",
         trains="nothing",
-        predicts="before",
         setting="ImageNet-C, ResNet-50",
         differences=(
             "returns log-probabilities; features are the classifier's input; a single image has "

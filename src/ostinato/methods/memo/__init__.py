@@ -37,7 +37,6 @@ class Memo(Method):
     torch.Size([8, 5])
     """
 
-    name = "memo"
     batch_statistics = False  # a batch of views of one image says little about a domain
     Config = MemoConfig
     info = MethodInfo(

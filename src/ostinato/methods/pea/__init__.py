@@ -101,14 +101,12 @@ class _Drift:
 class Pea(Method):
     """Align blocks that have moved most: one forward to see how far, one to move them back."""
 
-    name = "pea"
     rates = ()
     Config = PeaConfig
     info = MethodInfo(
         title="PEA",
         paper="Ma et al., ICLR 2026",
         trains="nothing",
-        predicts="before",
         needs=frozenset({"prepared file"}),
         setting="ImageNet-C, ViT-B/16",
         differences=(

@@ -34,13 +34,11 @@ class Reservoir(Wrapping):
     torch.Size([8, 5])
     """
 
-    name = "reservoir"
     Config = ReservoirConfig
     info = MethodInfo(
         title="ReservoirTTA",
         paper="Vray et al., NeurIPS 2025",
         trains="what the inner method trains, once per style",
-        predicts="before",
         tasks=frozenset({"classification", "segmentation"}),
         needs=frozenset({"prepared file"}),
         setting="ImageNet-C, ViT-B/16",

@@ -48,7 +48,6 @@ class Rotta(Method):
     torch.Size([8, 5])
     """
 
-    name = "rotta"
     batch_statistics = False  # they follow the bank slowly
     Config = RottaConfig
     info = MethodInfo(

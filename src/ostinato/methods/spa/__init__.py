@@ -46,14 +46,12 @@ class Spa(Method):
     torch.Size([8, 5])
     """
 
-    name = "spa"
     rates = ("lr", "predictor_lr")
     Config = SpaConfig
     info = MethodInfo(
         title="SPA",
         paper="Niu et al., ICML 2025",
         trains="affine parameters of every normalisation layer, and a predictor",
-        predicts="before",
         setting="ImageNet-C, ViT-B/16",
         differences=(
             "views are made in pixels of [-1, 1] whatever the model's own normalisation; noise "

@@ -92,7 +92,6 @@ def prompt_momentum(ema: float, uncertainty: float, scale: float) -> float:
 class Svdp(Method):
     """A mean teacher over the model and over a sparse prompt placed by uncertainty."""
 
-    name = "svdp"
     rates = ("lr", "prompt_lr")
     Config = SvdpConfig
     info = MethodInfo(
