@@ -31,10 +31,8 @@ class CmfConfig(RoidConfig):
 class Cmf(Roid):
     """Drift back to hidden weights that follow the model slowly and the source for ever.
 
-    >>> from ostinato import adapt
-    >>> from ostinato.checks import small_batches, small_model
-    >>> adapted = adapt(small_model(), "cmf")
-    >>> adapted(small_batches(1)[0]).shape
+    >>> from ostinato.checks import small_adapted
+    >>> small_adapted("cmf").last.logits.shape
     torch.Size([8, 5])
     """
 

@@ -42,10 +42,8 @@ class ColaConfig(MethodConfig):
 class Cola(Wrapping):
     """Learn the weights of past domains' vectors together with what is new in the present one.
 
-    >>> from ostinato import adapt
-    >>> from ostinato.checks import small_batches, small_model
-    >>> adapted = adapt(small_model(), "cola")
-    >>> adapted(small_batches(1)[0]).shape
+    >>> from ostinato.checks import small_adapted
+    >>> small_adapted("cola").last.logits.shape
     torch.Size([8, 5])
     """
 

@@ -46,10 +46,8 @@ class ComeConfig(MethodConfig):
 class Come(Method):
     """Minimise the entropy of a Dirichlet opinion whose total evidence is held.
 
-    >>> from ostinato import adapt
-    >>> from ostinato.checks import small_batches, small_model
-    >>> adapted = adapt(small_model(), "come")
-    >>> adapted(small_batches(1)[0]).shape
+    >>> from ostinato.checks import small_adapted
+    >>> small_adapted("come").last.logits.shape
     torch.Size([8, 5])
     """
 

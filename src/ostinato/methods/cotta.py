@@ -48,10 +48,8 @@ class CottaConfig(MethodConfig):
 class Cotta(Method):
     """Learn from a slow teacher, averaged over views where the source model is unsure.
 
-    >>> from ostinato import adapt
-    >>> from ostinato.checks import small_batches, small_model
-    >>> adapted = adapt(small_model(), "cotta")
-    >>> adapted(small_batches(1)[0]).shape
+    >>> from ostinato.checks import small_adapted
+    >>> small_adapted("cotta").last.logits.shape
     torch.Size([8, 5])
     """
 

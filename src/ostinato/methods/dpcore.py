@@ -56,11 +56,8 @@ def coreset_weights(pool: PromptPool, moments: Moments, temperature: float) -> T
 class DPCore(Method):
     """Align a batch's features with the source's by prompt tokens, and keep what was learned.
 
-    >>> import ostinato
-    >>> from ostinato.checks import small_batches, small_model
-    >>> first, clean = small_batches(2)
-    >>> prepared = ostinato.prepare(small_model(), "dpcore", clean)
-    >>> ostinato.adapt(small_model(), "dpcore", prepared=prepared)(first).shape
+    >>> from ostinato.checks import small_adapted
+    >>> small_adapted("dpcore").last.logits.shape
     torch.Size([8, 5])
     """
 

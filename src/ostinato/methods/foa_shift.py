@@ -31,11 +31,8 @@ class FoaShiftConfig(MethodConfig):
 class FoaShift(Method):
     """Add the difference of the source's and the target's mean feature.
 
-    >>> import ostinato
-    >>> from ostinato.checks import small_batches, small_model
-    >>> first, clean = small_batches(2)
-    >>> prepared = ostinato.prepare(small_model(), "foa_shift", clean)
-    >>> ostinato.adapt(small_model(), "foa_shift", prepared=prepared)(first).shape
+    >>> from ostinato.checks import small_adapted
+    >>> small_adapted("foa_shift").last.logits.shape
     torch.Size([8, 5])
     """
 

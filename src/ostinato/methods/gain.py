@@ -92,10 +92,8 @@ class Gaussians(NamedTuple):
 class Gain(Method):
     """Generative answers beside the source's; nothing in the model moves.
 
-    >>> from ostinato import adapt
-    >>> from ostinato.checks import small_batches, small_model
-    >>> adapted = adapt(small_model(), "gain", least=8)
-    >>> adapted(small_batches(1)[0]).shape
+    >>> from ostinato.checks import small_adapted
+    >>> small_adapted("gain").last.logits.shape
     torch.Size([8, 5])
     """
 

@@ -34,10 +34,8 @@ class M2aConfig(MethodConfig):
 class M2a(Method):
     """Consistency over random masks and entropy, on the norms of the early blocks.
 
-    >>> from ostinato import adapt
-    >>> from ostinato.checks import small_batches, small_model
-    >>> adapted = adapt(small_model(), "m2a")
-    >>> adapted(small_batches(1)[0]).shape
+    >>> from ostinato.checks import small_adapted
+    >>> small_adapted("m2a").last.logits.shape
     torch.Size([8, 5])
     """
 

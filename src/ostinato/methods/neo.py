@@ -27,10 +27,8 @@ class NeoConfig(MethodConfig):
 class Neo(Method):
     """Subtract the running mean of the features from what the classifier sees.
 
-    >>> from ostinato import adapt
-    >>> from ostinato.checks import small_batches, small_model
-    >>> adapted = adapt(small_model(), "neo")
-    >>> adapted(small_batches(1)[0]).shape
+    >>> from ostinato.checks import small_adapted
+    >>> small_adapted("neo").last.logits.shape
     torch.Size([8, 5])
     """
 

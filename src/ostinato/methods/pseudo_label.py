@@ -33,10 +33,8 @@ class PseudoLabelConfig(MethodConfig):
 class PseudoLabel(Method):
     """Train on what the model already believes, where it believes it firmly.
 
-    >>> from ostinato import adapt
-    >>> from ostinato.checks import small_batches, small_model
-    >>> adapted = adapt(small_model(), "pseudo_label")
-    >>> adapted(small_batches(1)[0]).shape
+    >>> from ostinato.checks import small_adapted
+    >>> small_adapted("pseudo_label").last.logits.shape
     torch.Size([8, 5])
     """
 

@@ -56,10 +56,8 @@ def entropy_ranking(views: list[Tensor], margin: float) -> Tensor:
 class Rem(Method):
     """Ranked entropy minimisation over masked views, on the norms of the early blocks.
 
-    >>> from ostinato import adapt
-    >>> from ostinato.checks import small_batches, small_model
-    >>> adapted = adapt(small_model(), "rem")
-    >>> adapted(small_batches(1)[0]).shape
+    >>> from ostinato.checks import small_adapted
+    >>> small_adapted("rem").last.logits.shape
     torch.Size([8, 5])
     """
 

@@ -44,10 +44,8 @@ class RmtConfig(MethodConfig):
 class Rmt(Method):
     """Agree with a slow teacher on the image and on a view of it, close to a class prototype.
 
-    >>> from ostinato import adapt
-    >>> from ostinato.checks import small_batches, small_model
-    >>> adapted = adapt(small_model(), "rmt")
-    >>> adapted(small_batches(1)[0]).shape
+    >>> from ostinato.checks import small_adapted
+    >>> small_adapted("rmt").last.logits.shape
     torch.Size([8, 5])
     """
 

@@ -38,10 +38,8 @@ class RoidConfig(MethodConfig):
 class Roid(Method):
     """Learn from certain and diverse samples, and drift back to the source a little each step.
 
-    >>> from ostinato import adapt
-    >>> from ostinato.checks import small_batches, small_model
-    >>> adapted = adapt(small_model(), "roid")
-    >>> adapted(small_batches(1)[0]).shape
+    >>> from ostinato.checks import small_adapted
+    >>> small_adapted("roid").last.logits.shape
     torch.Size([8, 5])
     """
 

@@ -43,10 +43,8 @@ class SarConfig(MethodConfig):
 class Sar(Method):
     """Minimise reliable entropy where the loss is flat; start over when it gets too low.
 
-    >>> from ostinato import adapt
-    >>> from ostinato.checks import small_batches, small_model
-    >>> adapted = adapt(small_model(), "sar")
-    >>> adapted(small_batches(1)[0]).shape
+    >>> from ostinato.checks import small_adapted
+    >>> small_adapted("sar").last.logits.shape
     torch.Size([8, 5])
     """
 

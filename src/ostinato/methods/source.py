@@ -12,10 +12,8 @@ from ostinato.registry import METHODS
 class Source(Method):
     """The model as it was deployed; nothing adapts.
 
-    >>> from ostinato import adapt
-    >>> from ostinato.checks import small_batches, small_model
-    >>> adapted = adapt(small_model(), "source")
-    >>> adapted(small_batches(1)[0]).shape
+    >>> from ostinato.checks import small_adapted
+    >>> small_adapted("source").last.logits.shape
     torch.Size([8, 5])
     """
 

@@ -73,10 +73,8 @@ class _Supports:
 class T3a(Method):
     """Classify by the nearest template; templates start as the classifier's own rows.
 
-    >>> from ostinato import adapt
-    >>> from ostinato.checks import small_batches, small_model
-    >>> adapted = adapt(small_model(), "t3a")
-    >>> adapted(small_batches(1)[0]).shape
+    >>> from ostinato.checks import small_adapted
+    >>> small_adapted("t3a").last.logits.shape
     torch.Size([8, 5])
     """
 

@@ -34,10 +34,8 @@ class TentConfig(MethodConfig):
 class Tent(Method):
     """Minimise the mean entropy of all predictions over the affine norm parameters.
 
-    >>> from ostinato import adapt
-    >>> from ostinato.checks import small_batches, small_model
-    >>> adapted = adapt(small_model(), "tent")
-    >>> adapted(small_batches(1)[0]).shape
+    >>> from ostinato.checks import small_adapted
+    >>> small_adapted("tent").last.logits.shape
     torch.Size([8, 5])
     """
 

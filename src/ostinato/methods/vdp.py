@@ -115,10 +115,8 @@ class Homeostasis:
 class Vdp(Method):
     """Train the two prompts on a teacher's predictions; the model itself never moves.
 
-    >>> from ostinato import adapt
-    >>> from ostinato.checks import small_batches, small_model
-    >>> adapted = adapt(small_model(), "vdp")
-    >>> adapted(small_batches(1)[0]).shape
+    >>> from ostinato.checks import small_adapted
+    >>> small_adapted("vdp").last.logits.shape
     torch.Size([8, 5])
     """
 

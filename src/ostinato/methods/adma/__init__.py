@@ -47,10 +47,8 @@ def uncertainty(views: Tensor) -> Tensor:
 class Adma(Method):
     """Consistency of a masked forward with the whole one, and reconstruction of what is hidden.
 
-    >>> from ostinato import adapt
-    >>> from ostinato.checks import small_batches, small_model
-    >>> adapted = adapt(small_model(), "adma")
-    >>> adapted(small_batches(1)[0]).shape
+    >>> from ostinato.checks import small_adapted
+    >>> small_adapted("adma").last.logits.shape
     torch.Size([8, 5])
     """
 

@@ -41,10 +41,8 @@ class DeyoConfig(MethodConfig):
 class Deyo(Method):
     """Adapt on samples that are sure and become unsure when their patches are shuffled.
 
-    >>> from ostinato import adapt
-    >>> from ostinato.checks import small_batches, small_model
-    >>> adapted = adapt(small_model(), "deyo")
-    >>> adapted(small_batches(1)[0]).shape
+    >>> from ostinato.checks import small_adapted
+    >>> small_adapted("deyo").last.logits.shape
     torch.Size([8, 5])
     """
 

@@ -54,11 +54,8 @@ class _Best:
 class Foa(Levelled):
     """Try prompts, keep those with sure predictions and source-like features; no gradient.
 
-    >>> import ostinato
-    >>> from ostinato.checks import small_batches, small_model
-    >>> first, clean = small_batches(2)
-    >>> prepared = ostinato.prepare(small_model(), "foa", clean)
-    >>> ostinato.adapt(small_model(), "foa", prepared=prepared)(first).shape
+    >>> from ostinato.checks import small_adapted
+    >>> small_adapted("foa").last.logits.shape
     torch.Size([8, 5])
     """
 

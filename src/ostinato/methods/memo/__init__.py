@@ -30,10 +30,8 @@ class MemoConfig(MethodConfig):
 class Memo(Method):
     """Make the source model agree with itself over views of one image, predict it, start over.
 
-    >>> from ostinato import adapt
-    >>> from ostinato.checks import small_batches, small_model
-    >>> adapted = adapt(small_model(), "memo")
-    >>> adapted(small_batches(1)[0]).shape
+    >>> from ostinato.checks import small_adapted
+    >>> small_adapted("memo").last.logits.shape
     torch.Size([8, 5])
     """
 

@@ -41,10 +41,8 @@ class RottaConfig(MethodConfig):
 class Rotta(Method):
     """Learn from a bank of fresh, certain images of all classes, taught by a slow teacher.
 
-    >>> from ostinato import adapt
-    >>> from ostinato.checks import small_batches, small_model
-    >>> adapted = adapt(small_model(), "rotta")
-    >>> adapted(small_batches(1)[0]).shape
+    >>> from ostinato.checks import small_adapted
+    >>> small_adapted("rotta").last.logits.shape
     torch.Size([8, 5])
     """
 

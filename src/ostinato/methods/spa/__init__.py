@@ -39,10 +39,8 @@ class SpaConfig(MethodConfig):
 class Spa(Method):
     """Bring predictions of two weak views to the clean one's, where that is surer.
 
-    >>> from ostinato import adapt
-    >>> from ostinato.checks import small_batches, small_model
-    >>> adapted = adapt(small_model(), "spa")
-    >>> adapted(small_batches(1)[0]).shape
+    >>> from ostinato.checks import small_adapted
+    >>> small_adapted("spa").last.logits.shape
     torch.Size([8, 5])
     """
 
