@@ -52,7 +52,6 @@ class Come(Method):
     """
 
     Config = ComeConfig
-    wide = True
     info = MethodInfo(
         title="COME",
         paper="Zhang et al., ICLR 2025",
@@ -78,6 +77,7 @@ class Come(Method):
         "eta": {"inner": "eta"},
         "sar": {"inner": "sar"},
     }
+    wide = True
 
     def configure(self) -> None:
         """The mean prediction of ETA and the average loss of SAR."""

@@ -58,14 +58,14 @@ class Cotta(Method):
         title="CoTTA",
         paper="Wang et al., CVPR 2022",
         trains="all parameters",
-        predicts="teacher",
-        tasks=frozenset({"classification", "segmentation"}),
         setting="ImageNet-C, ViT-B/16, from ViDA's release (its own: ResNet-50, lr 0.01)",
         differences=(
             "every image has its own draw of the augmentation (the release draws once per batch); "
             "class token and position embeddings move too; restoration draws the same Bernoulli "
             "process by its gaps; segmentation learns at the model's own output resolution"
         ),
+        predicts="teacher",
+        tasks=frozenset({"classification", "segmentation"}),
         colours={"": 4},
     )
     presets = {

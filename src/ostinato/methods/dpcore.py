@@ -66,8 +66,6 @@ class DPCore(Method):
         title="DPCore",
         paper="Zhang et al., ICML 2025",
         trains="prompt tokens",
-        predicts="last",
-        needs=frozenset({"prepared file"}),
         setting="ImageNet-C, ViT-B/16",
         differences=(
             "a known domain's statistics follow the batch's without prompts and in both "
@@ -78,6 +76,8 @@ class DPCore(Method):
             "(the release's is not); in bf16 the many steps on a new domain stay in fp32, since "
             "they would amplify rounding"
         ),
+        predicts="last",
+        needs=frozenset({"prepared file"}),
     )
     presets = {"imagenet-c": {"lr": 0.1, "new_steps": 50}, "cifar100-c": {"lr": 0.1}}
 

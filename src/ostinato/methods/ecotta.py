@@ -52,8 +52,6 @@ class Ecotta(Warmed):
         title="EcoTTA (our variant)",
         paper="Song et al., CVPR 2023",
         trains="meta networks beside groups of blocks",
-        predicts="last",
-        needs=frozenset({"prepared file"}),
         setting="CIFAR-C, WideResNet; ImageNet-C, ResNet-50",
         differences=(
             "our variant, for transformers (there is no official release, and the one public port "
@@ -63,6 +61,8 @@ class Ecotta(Warmed):
             "the warm-up keeps what held-out source images like best; "
             "warmed=False runs from that start and needs no file"
         ),
+        predicts="last",
+        needs=frozenset({"prepared file"}),
     )
     presets = {"imagenet-c": {"lr": 5e-3}, "cifar100-c": {"lr": 5e-3}}
 

@@ -36,13 +36,11 @@ class FoaShift(Method):
     torch.Size([8, 5])
     """
 
-    rates = ()
     Config = FoaShiftConfig
     info = MethodInfo(
         title="FOA-shift",
         paper="Niu et al., ICML 2024",
         trains="nothing",
-        needs=frozenset({"prepared file"}),
         setting="ImageNet-C, ViT-B/16",
         differences="none known; a batch is moved by what earlier batches showed",
         published="none of its own known here: FOA's figure is with prompts as well",
@@ -51,8 +49,10 @@ class FoaShift(Method):
             "batches (78.5 against 78.3 % error): its mean is then mostly of the corruption "
             "before"
         ),
+        needs=frozenset({"prepared file"}),
     )
     presets = {"imagenet-c": {"rate": 0.1}}
+    rates = ()
 
     @classmethod
     def prepare(

@@ -51,14 +51,11 @@ class KffConfig(MethodConfig):
 class Kff(Method):
     """Align with the source and lower the entropy by a domain's and each image's class prompt."""
 
-    rates = ("lr", "class_lr")
     Config = KffConfig
     info = MethodInfo(
         title="KFF",
         paper="Zhou et al., NeurIPS 2025",
         trains="domain prompt tokens and one class prompt token per image",
-        predicts="last",
-        needs=frozenset({"prepared file"}),
         setting="ImageNet-C, ViT-B/16",
         differences=(
             "class prompts are grouped by cosine similarity, as in the paper (the release takes a "
@@ -67,8 +64,11 @@ class Kff(Method):
             "source's spread; in bf16 the many steps on a new domain stay in fp32, since they "
             "would amplify rounding"
         ),
+        predicts="last",
+        needs=frozenset({"prepared file"}),
     )
     presets = {"imagenet-c": {"lr": 0.1, "class_lr": 1e-3}, "cifar100-c": {"lr": 0.1}}
+    rates = ("lr", "class_lr")
 
     @classmethod
     def prepare(

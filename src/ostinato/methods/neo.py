@@ -32,7 +32,6 @@ class Neo(Method):
     torch.Size([8, 5])
     """
 
-    rates = ()
     Config = NeoConfig
     info = MethodInfo(
         title="NEO",
@@ -49,6 +48,7 @@ class Neo(Method):
         ),
     )
     presets = {"imagenet-c": {"rate": 0.1}, "single-domain": {"rate": None}}
+    rates = ()
 
     def configure(self) -> None:
         """The centre; refuses a model without a linear classifier."""

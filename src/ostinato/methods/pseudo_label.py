@@ -39,23 +39,23 @@ class PseudoLabel(Method):
     """
 
     Config = PseudoLabelConfig
-    wide = True
     info = MethodInfo(
         title="Pseudo-label",
         paper="Lee, ICML workshop 2013",
         trains="affine parameters of every normalisation layer",
-        tasks=frozenset({"classification", "segmentation"}),
         setting="none by its authors: ours",
         differences=(
             "no release for test-time adaptation of ViTs exists; the setting here (LayerNorm, SGD "
             "1e-4, labels from probability 0.9 on) is this library's"
         ),
+        tasks=frozenset({"classification", "segmentation"}),
     )
     presets = {
         "imagenet-c": {"optimizer": "sgd", "lr": 1e-4},
         "cifar100-c": {"optimizer": "adam", "lr": 3e-4},
         "acdc": {"optimizer": "adam", "lr": 7.5e-6},
     }
+    wide = True
 
     def trainable(self) -> dict[str, nn.Parameter]:
         """The norms' weights and biases."""

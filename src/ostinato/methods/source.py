@@ -17,8 +17,6 @@ class Source(Method):
     torch.Size([8, 5])
     """
 
-    rates = ()
-    wide = True
     info = MethodInfo(
         title="Source",
         paper="-",
@@ -26,6 +24,8 @@ class Source(Method):
         tasks=frozenset({"classification", "segmentation"}),
         colours={"": -1},
     )
+    rates = ()
+    wide = True
 
     def objective(self, batch: Input) -> Objective:
         """One forward, no loss."""

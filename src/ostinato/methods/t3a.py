@@ -78,7 +78,6 @@ class T3a(Method):
     torch.Size([8, 5])
     """
 
-    rates = ()
     Config = T3aConfig
     info = MethodInfo(
         title="T3A",
@@ -95,6 +94,7 @@ class T3a(Method):
         ),
     )
     presets = {"imagenet-c": {"supports": 20}}
+    rates = ()
 
     @torch.no_grad()
     def configure(self) -> None:

@@ -40,17 +40,16 @@ class Tent(Method):
     """
 
     Config = TentConfig
-    wide = True
     info = MethodInfo(
         title="TENT (continual)",
         paper="Wang et al., ICLR 2021",
         trains="affine parameters of every normalisation layer",
-        tasks=frozenset({"classification", "segmentation"}),
         setting="ImageNet-C, ViT-B/16, from ViDA's release (its own: ResNet-50, lr 2.5e-4)",
         differences=(
             "LayerNorm in place of batch norm, as all ViT ports have it; not episodic; plain "
             "momentum, as its authors have it (ViDA's release sets Nesterov's: nesterov=True)"
         ),
+        tasks=frozenset({"classification", "segmentation"}),
         colours={"": 1},
     )
     presets = {
@@ -58,6 +57,7 @@ class Tent(Method):
         "cifar100-c": {"optimizer": "adam", "lr": 3e-4},
         "acdc": {"optimizer": "adam", "lr": 7.5e-6, "labels": "hard"},
     }
+    wide = True
 
     def trainable(self) -> dict[str, nn.Parameter]:
         """The norms' weights and biases."""

@@ -125,7 +125,6 @@ class Vdp(Method):
         title="VDP",
         paper="Gan et al., AAAI 2023",
         trains="two square prompts in the input",
-        predicts="teacher",
         setting="none by its authors: ours",
         differences=(
             "no public release; our reading: additive squares in two opposite corners, a quarter "
@@ -134,6 +133,7 @@ class Vdp(Method):
             "loss's fall over its squared change, summed over past domains; a new domain is a "
             "fall of mean confidence by 0.1; Adam at 1e-3; Hugging Face and torchvision work too"
         ),
+        predicts="teacher",
     )
     presets = {"imagenet-c": {"lr": 1e-3}, "cifar100-c": {"lr": 1e-3}}
 

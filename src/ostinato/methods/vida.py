@@ -62,14 +62,11 @@ def scales_for(uncertainty: float, threshold: float) -> tuple[float, float]:
 class Vida(Warmed):
     """A mean teacher over model and adapters, with two rates and scales set by uncertainty."""
 
-    rates = ("lr", "adapter_lr")
     Config = VidaConfig
     info = MethodInfo(
         title="ViDA",
         paper="Liu et al., ICLR 2024",
         trains="all parameters, and adapters beside the attention's linear layers",
-        predicts="teacher",
-        needs=frozenset({"prepared file"}),
         setting="ImageNet-C, ViT-B/16",
         differences=(
             "both scales follow the uncertainty, as in the paper (in the release the high rank's "
@@ -78,6 +75,8 @@ class Vida(Warmed):
             "every image has its own draw of the views; "
             "warmed=False runs from adapters without effect and needs no file"
         ),
+        predicts="teacher",
+        needs=frozenset({"prepared file"}),
     )
     presets = {
         "imagenet-c": {"optimizer": "sgd", "lr": 5e-7, "adapter_lr": 2e-7, "threshold": 0.2},
@@ -89,6 +88,7 @@ class Vida(Warmed):
             "threshold": 0.05,
         },
     }
+    rates = ("lr", "adapter_lr")
 
     @classmethod
     def beside(cls, model: VisionModel, config: Any, generator: torch.Generator) -> Adapted:

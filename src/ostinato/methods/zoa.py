@@ -48,13 +48,11 @@ class Zoa(Levelled):
     torch.Size([8, 5])
     """
 
-    rates = ("lr",)
     Config = ZoaConfig
     info = MethodInfo(
         title="ZOA",
         paper="Deng et al., ACM MM 2025",
         trains="affine parameters of the norms in blocks 1 to 8, without gradients",
-        needs=frozenset({"prepared file"}),
         setting="ImageNet-C, ViT-B/16 of 8 bits",
         differences=(
             "for models that are not quantised, with the settings of its 8-bit ViT-B; batches of "
@@ -66,8 +64,10 @@ class Zoa(Levelled):
             "does not beat Source on a real ViT-Tiny at its authors' rate (92.9 against 78.3 % "
             "error), which is for a ViT-B; at a hundredth of it it does, by little (77.2)"
         ),
+        needs=frozenset({"prepared file"}),
     )
     presets = {"imagenet-c": {"lr": 5e-4}}
+    rates = ("lr",)
 
     def configure(self) -> None:
         """An empty bank and the detector, beside what is known of the source."""

@@ -76,8 +76,6 @@ class Becotta(Warmed):
         title="BECoTTA",
         paper="Lee et al., ICML 2024",
         trains="low-rank experts after every block, and their routers",
-        tasks=frozenset({"classification", "segmentation"}),
-        needs=frozenset({"prepared file"}),
         setting="Cityscapes to ACDC, SegFormer-B5",
         differences=(
             "the K experts of largest gate run, and gates are learned (the release always runs "
@@ -86,6 +84,8 @@ class Becotta(Warmed):
             "source images, recognised by the nearest style and brightness in place of a trained "
             "discriminator; warmed=False routes all to one domain and needs no file"
         ),
+        tasks=frozenset({"classification", "segmentation"}),
+        needs=frozenset({"prepared file"}),
     )
     presets = {"acdc": {"lr": 6e-7, "restore": 0.01}}
 

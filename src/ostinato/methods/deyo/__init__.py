@@ -47,7 +47,6 @@ class Deyo(Method):
     """
 
     Config = DeyoConfig
-    wide = True
     info = MethodInfo(
         title="DeYO",
         paper="Lee et al., ICLR 2024",
@@ -59,6 +58,7 @@ class Deyo(Method):
         ),
     )
     presets = {"imagenet-c": {"lr": 1e-3}}
+    wide = True
     example = {"plpd": -1.0}
 
     def trainable(self) -> dict[str, nn.Parameter]:

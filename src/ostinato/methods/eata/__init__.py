@@ -52,16 +52,16 @@ class Eata(Method):
     """
 
     Config = EataConfig
-    wide = True
     info = MethodInfo(
         title="EATA",
         paper="Niu et al., ICML 2022",
         trains="affine parameters of every normalisation layer",
-        needs=frozenset({"prepared file"}),
         setting="ImageNet-C, ResNet-50",
         differences="LayerNorm in place of batch norm; fisher_alpha=0 gives ETA, without the file",
+        needs=frozenset({"prepared file"}),
     )
     presets = {"imagenet-c": {"lr": 2.5e-4, "redundancy": 0.05, "fisher_alpha": 2000.0}}
+    wide = True
 
     @classmethod
     def needs(cls, config: MethodConfig) -> frozenset[Need]:

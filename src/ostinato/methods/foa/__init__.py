@@ -59,13 +59,11 @@ class Foa(Levelled):
     torch.Size([8, 5])
     """
 
-    rates = ("sigma",)
     Config = FoaConfig
     info = MethodInfo(
         title="FOA",
         paper="Niu et al., ICML 2024",
         trains="prompt tokens, without gradients",
-        needs=frozenset({"prepared file"}),
         setting="ImageNet-C, ViT-B/16",
         differences=(
             "an evolution strategy of our own with its author's recommended constants, in place "
@@ -79,8 +77,10 @@ class Foa(Levelled):
             "as good as Source on a real ViT-Tiny: 77.8 % error, as Source has on the same 4,500 "
             "images; its last round has 77.1"
         ),
+        needs=frozenset({"prepared file"}),
     )
     presets = {"imagenet-c": {"weight": 0.4}, "imagenet-r": {"weight": 0.2}}
+    rates = ("sigma",)
 
     def configure(self) -> None:
         """The distribution of prompts and the best one, beside what is known of the source."""

@@ -68,7 +68,6 @@ class Imse(Method):
         title="IMSE",
         paper="Baek et al., ICLR 2026",
         trains="singular values of the linear maps in blocks 0 to 8",
-        needs=frozenset({"prepared file"}),
         setting="ImageNet-C, ViT-B/16",
         differences=(
             "batches of 32 images are judged (the release: its batch size, 64); at most 100 "
@@ -83,6 +82,7 @@ class Imse(Method):
         measured=(
             "beats Source on a real ViT-Tiny under returning corruptions: 74.6 against 78.3 % error"
         ),
+        needs=frozenset({"prepared file"}),
     )
     presets = {"imagenet-c": {"lr": 7e-3}, "recurring": {"lr": 3e-3}}
 

@@ -34,9 +34,7 @@ class Lame(Method):
     torch.Size([8, 5])
     """
 
-    rates = ()
     Config = LameConfig
-    wide = True
     info = MethodInfo(
         title="LAME",
         paper="Boudiaf et al., CVPR 2022",
@@ -48,6 +46,8 @@ class Lame(Method):
         ),
     )
     presets = {"imagenet-c": {"affinity": "rbf", "neighbours": 5}}
+    rates = ()
+    wide = True
 
     def configure(self) -> None:
         """Refuse a model without a linear classifier."""

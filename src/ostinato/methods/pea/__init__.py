@@ -101,13 +101,11 @@ class _Drift:
 class Pea(Method):
     """Align blocks that have moved most: one forward to see how far, one to move them back."""
 
-    rates = ()
     Config = PeaConfig
     info = MethodInfo(
         title="PEA",
         paper="Ma et al., ICLR 2026",
         trains="nothing",
-        needs=frozenset({"prepared file"}),
         setting="ImageNet-C, ViT-B/16",
         differences=(
             "the source's covariance is that of all tokens (the release centres each batch by "
@@ -122,8 +120,10 @@ class Pea(Method):
             "batches (81.3 against 78.3 % error): a batch counts 2 % in its moments, which need"
             " some fifty of one domain"
         ),
+        needs=frozenset({"prepared file"}),
     )
     presets = {"imagenet-c": {"rate": 0.02}, "cifar100-c": {"rate": 0.02}, "plain": {"views": 0}}
+    rates = ()
 
     @classmethod
     def prepare(

@@ -36,8 +36,6 @@ class Reservoir(Wrapping):
         title="ReservoirTTA",
         paper="Vray et al., NeurIPS 2025",
         trains="what the inner method trains, once per style",
-        tasks=frozenset({"classification", "segmentation"}),
-        needs=frozenset({"prepared file"}),
         setting="ImageNet-C, ViT-B/16",
         differences=(
             "style is the log-variance of a fixed filter bank's responses, in place of VGG-19's "
@@ -48,6 +46,8 @@ class Reservoir(Wrapping):
             "inner='roid' keeps its own loss (the release takes entropy for ViTs); ensemble=False "
             "predicts as the inner method does; threshold=... needs no file"
         ),
+        tasks=frozenset({"classification", "segmentation"}),
+        needs=frozenset({"prepared file"}),
     )
     presets = {"imagenet-c": {"inner": "tent"}, "cifar100-c": {"inner": "tent"}}
 

@@ -46,21 +46,21 @@ class Rotta(Method):
     torch.Size([8, 5])
     """
 
-    batch_statistics = False  # they follow the bank slowly
     Config = RottaConfig
     info = MethodInfo(
         title="RoTTA",
         paper="Yuan et al., CVPR 2023",
         trains="affine parameters of every normalisation layer",
-        predicts="teacher",
         setting="CIFAR-C, WideResNet and ResNeXt",
         differences=(
             "its robust batch norm works where a model has batch norms; other norms are trained "
             "likewise; images of other sizes are resized to the bank's first; every image has its "
             "own draw of the view"
         ),
+        predicts="teacher",
     )
     presets = {"imagenet-c": {"optimizer": "adam", "lr": 1e-3, "capacity": 64}}
+    batch_statistics = False  # they follow the bank slowly
 
     def configure(self) -> None:
         """Teacher, bank, and a count of the images seen; the bank's classes are known later."""

@@ -44,7 +44,6 @@ class Spa(Method):
     torch.Size([8, 5])
     """
 
-    rates = ("lr", "predictor_lr")
     Config = SpaConfig
     info = MethodInfo(
         title="SPA",
@@ -63,6 +62,7 @@ class Spa(Method):
         ),
     )
     presets = {"imagenet-c": {"lr": 0.01}}
+    rates = ("lr", "predictor_lr")
 
     def configure(self) -> None:
         """The predictor, the identity at first, and the noise."""
