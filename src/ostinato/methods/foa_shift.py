@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from pydantic import Field
-from torch import Tensor
 
-from ostinato.methods.base import Input, Method, MethodConfig, MethodInfo, Objective
-from ostinato.models import VisionModel
-from ostinato.ops.anchor import collect_anchor, read_anchor
-from ostinato.ops.heads import final_features, find_head, select_classes
+from ostinato.methods._anchored import Anchored
+from ostinato.methods.base import Input, MethodConfig, MethodInfo, Objective
+from ostinato.ops.heads import final_features, select_classes
 from ostinato.ops.recentre import RunningMean, shifted_logits
-from ostinato.ops.snapshot import State
 from ostinato.registry import METHODS
 
 
@@ -28,7 +23,7 @@ class FoaShiftConfig(MethodConfig):
 
 
 @METHODS.register("foa_shift")
-class FoaShift(Method):
+class FoaShift(Anchored):
     """Add the difference of the source's and the target's mean feature.
 
     >>> from ostinato.checks import small_adapted
@@ -54,20 +49,10 @@ class FoaShift(Method):
     presets = {"imagenet-c": {"rate": 0.1}}
     rates = ()
 
-    @classmethod
-    def prepare(
-        cls, model: VisionModel, images: Tensor, labels: Tensor | None, config: Any
-    ) -> State:
-        """The source's mean feature (its authors take 32 images); labels are not used."""
-        return collect_anchor(model, images)
-
     def configure(self) -> None:
         """The source's mean, and the target's."""
-        assert self.resources.prepared is not None
-        width = find_head(self.model.base).in_features
-        source = read_anchor(self.resources.prepared, width, self.model.device)
-        self.source_mean = source.mean
-        self.target = self.track("target", RunningMean(self.config.rate, width=width))
+        super().configure()
+        self.target = self.track("target", RunningMean(self.config.rate, width=self.width))
 
     @torch.no_grad()
     def objective(self, batch: Input) -> Objective:
@@ -77,5 +62,5 @@ class FoaShift(Method):
         self.target.update(features)
         if known is None:
             return Objective(select_classes(logits, batch.classes))
-        shift = self.source_mean - known
+        shift = self.source.mean - known
         return Objective(shifted_logits(self.model, logits, shift, batch.classes))

@@ -97,9 +97,7 @@ class Gain(Method):
     torch.Size([8, 5])
     """
 
-    rates = ()
     Config = GainConfig
-    example = {"least": 4}
     info = MethodInfo(
         title="GAIN (our reading)",
         paper="GAIN, 2026",
@@ -123,6 +121,8 @@ class Gain(Method):
         ),
     )
     presets = {"imagenet-c": {"prior": 3.0}}
+    rates = ()
+    example = {"least": 4}
 
     def configure(self) -> None:
         """Empty sums; refuses a model without a linear classifier."""

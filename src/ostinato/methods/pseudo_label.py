@@ -2,31 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from pydantic import Field
 from torch import nn
 
-from ostinato.methods.base import Input, Method, MethodConfig, MethodInfo, Objective
+from ostinato.methods._settings import EntropyConfig
+from ostinato.methods.base import Input, Method, MethodInfo, Objective
 from ostinato.ops.consistency import pseudo_label_loss
-from ostinato.ops.optim import OptimizerName
 from ostinato.ops.trainable import norm_parameters
 from ostinato.registry import METHODS
 
 
-class PseudoLabelConfig(MethodConfig):
+class PseudoLabelConfig(EntropyConfig):
     """Settings of Pseudo-label.
 
     >>> PseudoLabelConfig().predict
     'before'
     """
 
-    optimizer: OptimizerName = Field("sgd", description="adam, adamw or sgd")
     lr: float = Field(1e-4, ge=0, description="learning rate")
     threshold: float = Field(
         0.9, ge=0, le=1, description="smallest probability that makes a label; 0 takes all"
     )
-    predict: Literal["before", "after"] = Field("before", description="prediction's time")
 
 
 @METHODS.register("pseudo_label")

@@ -7,27 +7,25 @@ from typing import Literal
 from pydantic import Field
 from torch import nn
 
-from ostinato.methods.base import Input, Method, MethodConfig, MethodInfo, Objective
+from ostinato.methods._settings import EntropyConfig
+from ostinato.methods.base import Input, Method, MethodInfo, Objective
 from ostinato.ops.consistency import pseudo_label_loss
 from ostinato.ops.losses import softmax_entropy
-from ostinato.ops.optim import OptimizerName
 from ostinato.ops.trainable import norm_parameters
 from ostinato.registry import METHODS
 
 
-class TentConfig(MethodConfig):
+class TentConfig(EntropyConfig):
     """Settings of TENT.
 
     >>> TentConfig().predict
     'before'
     """
 
-    optimizer: OptimizerName = Field("sgd", description="adam, adamw or sgd")
     lr: float = Field(1e-4, ge=0, description="learning rate")
     labels: Literal["soft", "hard"] = Field(
         "soft", description="entropy, or cross-entropy with the prediction's own hard labels"
     )
-    predict: Literal["before", "after"] = Field("before", description="prediction's time")
 
 
 @METHODS.register("tent")

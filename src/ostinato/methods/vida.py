@@ -8,31 +8,30 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from ostinato.methods._settings import TeacherConfig, WarmedConfig
 from ostinato.methods._warmed import Warmed
-from ostinato.methods.base import Input, MethodConfig, MethodInfo, Objective
+from ostinato.methods.base import Input, MethodInfo, Objective
 from ostinato.models import VisionModel
 from ostinato.ops.adapters import Adapted, beside_attention
 from ostinato.ops.augment import cotta_view
 from ostinato.ops.consistency import symmetric_cross_entropy
 from ostinato.ops.heads import select_classes
-from ostinato.ops.optim import OptimizerName, OptimizerState, make_optimizer
+from ostinato.ops.optim import OptimizerState, make_optimizer
 from ostinato.ops.teacher import Substitute, Teacher, restore_
 from ostinato.ops.trainable import Weights
 from ostinato.registry import METHODS
 from ostinato.types import Decision
 
 
-class VidaConfig(MethodConfig):
+class VidaConfig(TeacherConfig, WarmedConfig):
     """Settings of ViDA.
 
     >>> VidaConfig(low_rank=2).high_rank
     128
     """
 
-    optimizer: OptimizerName = Field("sgd", description="adam, adamw or sgd")
     lr: float = Field(5e-7, ge=0, description="learning rate of the model")
     adapter_lr: float = Field(2e-7, ge=0, description="learning rate of the adapters")
-    nesterov: bool = Field(True, description="Nesterov's form of the momentum, for sgd")
     low_rank: int = Field(1, ge=1, description="rank of the domain-specific adapters")
     high_rank: int = Field(128, ge=1, description="rank of the domain-agnostic adapters")
     ema: float = Field(0.999, ge=0, le=1, description="share the teacher's model keeps")
@@ -41,10 +40,6 @@ class VidaConfig(MethodConfig):
     uncertainty_scale: float = Field(0.1, gt=0, description="times the variance of the logits")
     threshold: float = Field(0.2, ge=0, description="uncertainty from which the high rank leads")
     restore: float = Field(0.0, ge=0, le=1, description="probability to restore a source value")
-    warmed: bool = Field(True, description="start from adapters warmed on source images")
-    warm_steps: int = Field(200, ge=1, description="updates of the preparation")
-    warm_lr: float = Field(1e-4, gt=0, description="learning rate of the preparation")
-    warm_batch: int = Field(50, ge=1, description="images per update of the preparation")
     warm_held: float = Field(0.2, ge=0, lt=1, description="share of images that ends it in time")
 
 

@@ -7,7 +7,8 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from ostinato.methods._levelled import Levelled
-from ostinato.methods.base import Input, MethodConfig, MethodInfo, Objective
+from ostinato.methods._settings import VectorsConfig
+from ostinato.methods.base import Input, MethodInfo, Objective
 from ostinato.ops.heads import select_classes
 from ostinato.ops.losses import softmax_entropy
 from ostinato.ops.shifts import ShiftDetector
@@ -17,7 +18,7 @@ from ostinato.registry import METHODS
 from ostinato.types import Decision
 
 
-class ZoaConfig(MethodConfig):
+class ZoaConfig(VectorsConfig):
     """Settings of ZOA.
 
     >>> ZoaConfig().margin
@@ -25,18 +26,13 @@ class ZoaConfig(MethodConfig):
     """
 
     lr: float = Field(5e-4, ge=0, description="learning rate of what is beside the mix")
-    rest_decay: float = Field(0.4, ge=0, description="its weight decay")
     probe: float = Field(0.02, gt=0, description="length of a trial step")
     mix_lr: float = Field(0.01, ge=0, description="learning rate of the mix")
-    mix_decay: float = Field(0.1, ge=0, description="weight decay of the mix")
     mix_probe: float = Field(0.05, gt=0, description="length of a trial step of the mix")
     mix_scale: float = Field(10.0, gt=0, description="steepness of the mix")
     weight: float = Field(30.0, ge=0, description="lambda of the gap to the source's features")
     rate: float = Field(0.1, gt=0, le=1, description="share of a batch in the target's mean")
-    threshold: float = Field(0.1, gt=0, description="distance from which a batch is a new domain")
-    least: int = Field(32, ge=1, description="images below which no batch is judged")
     vectors: int = Field(32, ge=1, description="domain vectors kept; one of two alike is let go")
-    margin: float = Field(0.01, gt=0, description="mean length from which a new vector leads")
 
 
 @METHODS.register("zoa")

@@ -9,8 +9,9 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ostinato.methods._settings import WarmedConfig
 from ostinato.methods._warmed import Warmed
-from ostinato.methods.base import Input, MethodConfig, MethodInfo, Objective
+from ostinato.methods.base import Input, MethodInfo, Objective
 from ostinato.methods.becotta.blended import after_blocks, domain_information, route_to
 from ostinato.models import VisionModel
 from ostinato.ops.adapters import Adapted
@@ -27,7 +28,7 @@ from ostinato.types import Decision
 DOMAINS = ("source", "dark", "haze", "blur")
 
 
-class BecottaConfig(MethodConfig):
+class BecottaConfig(WarmedConfig):
     """Settings of BECoTTA.
 
     >>> BecottaConfig(rank=4).experts
@@ -43,9 +44,7 @@ class BecottaConfig(MethodConfig):
         (0.5, 0.75, 1.0, 1.25), description="of the views, flipped too"
     )
     restore: float = Field(0.01, ge=0, le=1, description="probability to restore a warmed value")
-    warmed: bool = Field(True, description="start from experts warmed on source images")
     information: float = Field(5e-4, ge=0, description="weight of the mutual information, warming")
-    warm_steps: int = Field(200, ge=1, description="updates of the preparation")
     warm_lr: float = Field(6e-5, gt=0, description="learning rate of the preparation")
     warm_batch: int = Field(8, ge=1, description="images per update of the preparation")
 

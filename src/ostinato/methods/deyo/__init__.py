@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from ostinato.methods.base import Input, Method, MethodConfig, MethodInfo, Objective
+from ostinato.methods._settings import EntropyConfig
+from ostinato.methods.base import Input, Method, MethodInfo, Objective
 from ostinato.methods.deyo.shuffle import shuffle_patches
 from ostinato.ops.consistency import masked_mean
 from ostinato.ops.losses import entropy_threshold, softmax_entropy
-from ostinato.ops.optim import OptimizerName
 from ostinato.ops.rates import scale_rate
 from ostinato.ops.trainable import norm_parameters
 from ostinato.registry import METHODS
 
 
-class DeyoConfig(MethodConfig):
+class DeyoConfig(EntropyConfig):
     """Settings of DeYO.
 
     >>> DeyoConfig().predict
     'before'
     """
 
-    optimizer: OptimizerName = Field("sgd", description="adam, adamw or sgd")
     lr: float = Field(1e-3, ge=0, description="learning rate for 64 images; follows the batch")
     kappa: float = Field(0.5, gt=0, description="entropy bound, times ln C")
     kappa_weight: float = Field(0.4, gt=0, description="entropy of weight one, times ln C")
@@ -34,7 +31,6 @@ class DeyoConfig(MethodConfig):
     first_blocks: int | None = Field(
         9, ge=1, description="blocks whose norms move; None: every norm"
     )
-    predict: Literal["before", "after"] = Field("before", description="prediction's time")
 
 
 @METHODS.register("deyo")

@@ -13,7 +13,6 @@ from ostinato.ops.batchnorm import FollowingStatistics, batch_norms
 from ostinato.ops.consistency import soft_cross_entropy
 from ostinato.ops.heads import select_classes
 from ostinato.ops.losses import softmax_entropy
-from ostinato.ops.optim import OptimizerName
 from ostinato.ops.snapshot import Scalars
 from ostinato.ops.teacher import Teacher
 from ostinato.ops.trainable import norm_parameters
@@ -27,8 +26,6 @@ class RottaConfig(MethodConfig):
     1.0
     """
 
-    optimizer: OptimizerName = Field("adam", description="adam, adamw or sgd")
-    lr: float = Field(1e-3, ge=0, description="learning rate")
     capacity: int = Field(64, ge=1, description="images in the bank")
     every: int = Field(64, ge=1, description="images between updates")
     rate: float = Field(0.001, ge=0, le=1, description="share of the student in the teacher")

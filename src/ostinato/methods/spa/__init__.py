@@ -11,23 +11,23 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ostinato.methods.base import Input, Method, MethodConfig, MethodInfo, Objective
+from ostinato.methods._settings import SgdConfig
+from ostinato.methods.base import Input, Method, MethodInfo, Objective
 from ostinato.methods.spa.weakened import PatchNoise, drop_low_frequencies, surer_divergence
 from ostinato.ops.heads import find_head
-from ostinato.ops.optim import OptimizerName, OptimizerState, make_optimizer
+from ostinato.ops.optim import OptimizerState, make_optimizer
 from ostinato.ops.tokens import find_patches
 from ostinato.ops.trainable import Weights, norm_parameters
 from ostinato.registry import METHODS
 
 
-class SpaConfig(MethodConfig):
+class SpaConfig(SgdConfig):
     """Settings of SPA.
 
     >>> SpaConfig().noise_lr
     1.0
     """
 
-    optimizer: OptimizerName = Field("sgd", description="adam, adamw or sgd")
     lr: float = Field(0.01, ge=0, description="learning rate of the norms")
     predictor_lr: float = Field(0.05, ge=0, description="learning rate of the predictor")
     dropped: float = Field(0.2, ge=0, lt=1, description="share of low frequencies dropped")
