@@ -73,6 +73,7 @@ class DPCore(Anchored):
         needs=frozenset({"prepared file"}),
     )
     presets = {"imagenet-c": {"lr": 0.1, "new_steps": 50}, "cifar100-c": {"lr": 0.1}}
+    example = {"new_steps": 3}
 
     def configure(self) -> None:
         """The source's moments, a fresh prompt and an empty coreset."""

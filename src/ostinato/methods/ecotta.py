@@ -41,7 +41,12 @@ def distillation(adapted: Adapted) -> Tensor:
 
 @METHODS.register("ecotta")
 class Ecotta(Warmed):
-    """Pull the meta networks to what the frozen parts say, then lower the confident entropy."""
+    """Pull the meta networks to what the frozen parts say, then lower the confident entropy.
+
+    >>> from ostinato.checks import small_adapted
+    >>> small_adapted("ecotta").last.logits.shape
+    torch.Size([8, 5])
+    """
 
     Config = EcottaConfig
     info = MethodInfo(

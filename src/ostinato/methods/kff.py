@@ -43,7 +43,12 @@ class KffConfig(PromptsConfig):
 
 @METHODS.register("kff")
 class Kff(Anchored):
-    """Align with the source and lower the entropy by a domain's and each image's class prompt."""
+    """Align with the source and lower the entropy by a domain's and each image's class prompt.
+
+    >>> from ostinato.checks import small_adapted
+    >>> small_adapted("kff").last.logits.shape
+    torch.Size([8, 5])
+    """
 
     Config = KffConfig
     info = MethodInfo(
@@ -63,6 +68,7 @@ class Kff(Anchored):
     )
     presets = {"imagenet-c": {"lr": 0.1, "class_lr": 1e-3}, "cifar100-c": {"lr": 0.1}}
     rates = ("lr", "class_lr")
+    example = {"new_steps": 3}
 
     def configure(self) -> None:
         """The source's moments, a fresh domain prompt and two empty pools."""

@@ -55,7 +55,12 @@ def scales_for(uncertainty: float, threshold: float) -> tuple[float, float]:
 
 @METHODS.register("vida")
 class Vida(Warmed):
-    """A mean teacher over model and adapters, with two rates and scales set by uncertainty."""
+    """A mean teacher over model and adapters, with two rates and scales set by uncertainty.
+
+    >>> from ostinato.checks import small_adapted
+    >>> small_adapted("vida").last.logits.shape
+    torch.Size([8, 5])
+    """
 
     Config = VidaConfig
     info = MethodInfo(

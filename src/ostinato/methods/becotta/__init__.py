@@ -68,7 +68,12 @@ def _look(moments: Tensor) -> Tensor:
 
 @METHODS.register("becotta")
 class Becotta(Warmed):
-    """Self-training of routed experts, with labels that views and the warmed start agree on."""
+    """Self-training of routed experts, with labels that views and the warmed start agree on.
+
+    >>> from ostinato.checks import small_adapted
+    >>> small_adapted("becotta").last.logits.shape
+    torch.Size([8, 5])
+    """
 
     Config = BecottaConfig
     info = MethodInfo(

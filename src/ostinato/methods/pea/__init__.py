@@ -99,7 +99,12 @@ class _Drift:
 
 @METHODS.register("pea")
 class Pea(Method):
-    """Align blocks that have moved most: one forward to see how far, one to move them back."""
+    """Align blocks that have moved most: one forward to see how far, one to move them back.
+
+    >>> from ostinato.checks import small_adapted
+    >>> small_adapted("pea").last.logits.shape
+    torch.Size([8, 5])
+    """
 
     Config = PeaConfig
     info = MethodInfo(

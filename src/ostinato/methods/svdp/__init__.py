@@ -90,7 +90,12 @@ def prompt_momentum(ema: float, uncertainty: float, scale: float) -> float:
 
 @METHODS.register("svdp")
 class Svdp(Method):
-    """A mean teacher over the model and over a sparse prompt placed by uncertainty."""
+    """A mean teacher over the model and over a sparse prompt placed by uncertainty.
+
+    >>> from ostinato.checks import small_adapted
+    >>> small_adapted("svdp").last.logits.shape
+    torch.Size([8, 5])
+    """
 
     Config = SvdpConfig
     info = MethodInfo(
