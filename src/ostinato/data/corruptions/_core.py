@@ -48,7 +48,6 @@ class Corruption:
 
 
 def corruption(
-    name: str,
     kind: str,
     *,
     imagenet: Sequence[Any],
@@ -56,10 +55,11 @@ def corruption(
     random: bool = True,
     together: int = 1,
 ) -> Callable[[Apply], Apply]:
-    """Decorator: register the function below with its constants."""
+    """Decorator: register the function below by its name, with its constants."""
 
     def add(apply: Apply) -> Apply:
         small = imagenet if cifar is None else cifar
+        name = apply.__name__
         item = Corruption(name, kind, apply, random, tuple(imagenet), tuple(small), together)
         CORRUPTIONS.register(name)(item)
         return apply

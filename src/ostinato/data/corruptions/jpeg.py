@@ -177,13 +177,7 @@ def codec_agrees() -> bool:
         return False
 
 
-@corruption(
-    "jpeg_compression",
-    "digital",
-    imagenet=(25, 18, 15, 10, 7),
-    cifar=(80, 65, 58, 50, 40),
-    random=False,
-)
+@corruption("digital", imagenet=(25, 18, 15, 10, 7), cifar=(80, 65, 58, 50, 40), random=False)
 def jpeg_compression(x: Tensor, c: int, draws: Draws) -> Tensor:
     """What is left after baseline JPEG at quality c with halved chroma."""
     if x.device.type == "cpu" and codec_agrees():

@@ -112,7 +112,6 @@ def _mud(x: Tensor, liquid: Tensor, threshold: float, sigma: float) -> Tensor:
 
 
 @corruption(
-    "spatter",
     "weather",
     # mean, deviation, blur, threshold, strength of water or blur of mud, mud
     imagenet=(
