@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from ostinato.domains.texture import Texture
 from ostinato.errors import ConfigError, MissingResource, OstinatoError
 from ostinato.methods.base import Method, Resources
-from ostinato.methods.choosing import choose_method
-from ostinato.methods.contract import check_resources, resolve_config
+from ostinato.methods.contract import check_resources, choose_method, resolve_config
 from ostinato.methods.sharing import check_sharing, share_work
 from ostinato.models import Normalize, Triple, VisionModel, check_module, fingerprint
 from ostinato.ops.around import Around, inside

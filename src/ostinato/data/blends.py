@@ -10,9 +10,8 @@ from pydantic import Field
 
 from ostinato.data.datasets.base import Indices
 from ostinato.data.opening import DomainsConfig
-from ostinato.data.segments import Domain, Segment
+from ostinato.data.segments import Domain, Segment, shuffled, stable_hash
 from ostinato.data.sequences import DomainStream
-from ostinato.data.splits import shuffled, stable_hash
 from ostinato.data.streams import generator
 from ostinato.errors import ConfigError
 from ostinato.registry import STREAMS

@@ -11,8 +11,7 @@ from pydantic import Field, field_validator
 from ostinato.data.datasets.base import check_severity
 from ostinato.data.loading import Corrupt
 from ostinato.data.opening import DomainsConfig, open_domains
-from ostinato.data.segments import Domain, Segment
-from ostinato.data.splits import parts
+from ostinato.data.segments import Domain, Segment, parts
 from ostinato.data.streams import OpenDataset, Stream
 from ostinato.errors import ConfigError
 from ostinato.registry import STREAMS

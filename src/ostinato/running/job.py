@@ -17,13 +17,18 @@ from ostinato.data.corruptions import Constants, corrupt
 from ostinato.data.datasets.base import Dataset, open_dataset
 from ostinato.data.mosaic import MOSAIC
 from ostinato.data.opening import DomainsConfig, Opener
-from ostinato.data.splits import shuffled
+from ostinato.data.segments import shuffled
 from ostinato.data.stand_ins import EMBEDDED, TUNE, stand_in
 from ostinato.data.streams import Stream, build_stream
 from ostinato.errors import ConfigError, MissingResource
 from ostinato.methods.base import Method
-from ostinato.methods.choosing import choose_method, free_presets
-from ostinato.methods.contract import MethodConfig, Need, resolve_config
+from ostinato.methods.contract import (
+    MethodConfig,
+    Need,
+    choose_method,
+    free_presets,
+    resolve_config,
+)
 from ostinato.models.loading import check_model, load_model
 from ostinato.ops.processes import ALONE, Processes
 from ostinato.ops.snapshot import State, load_state, save_state

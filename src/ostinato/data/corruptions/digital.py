@@ -9,9 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ostinato.data.corruptions._core import corruption
+from ostinato.data.corruptions._core import Draws, corruption
 from ostinato.data.corruptions._filters import gaussian_weights, separable
-from ostinato.data.corruptions._random import Draws
 
 
 @corruption(

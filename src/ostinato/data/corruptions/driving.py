@@ -12,9 +12,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from ostinato.data.corruptions._core import corruption
+from ostinato.data.corruptions._core import Draws, corruption
 from ostinato.data.corruptions._filters import blur, magnify, motion
-from ostinato.data.corruptions._random import Draws
 from ostinato.data.corruptions.weather import grey, plasma
 
 

@@ -15,8 +15,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from ostinato.data.corruptions._core import corruption
-from ostinato.data.corruptions._random import Draws, image_keys
+from ostinato.data.corruptions._core import Draws, corruption, image_keys
 
 # The tables of the JPEG standard's annex K, for luma and chroma at quality 50.
 _LUMA = (

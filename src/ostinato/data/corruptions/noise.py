@@ -7,8 +7,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from ostinato.data.corruptions._core import corruption
-from ostinato.data.corruptions._random import Draws
+from ostinato.data.corruptions._core import Draws, corruption
 
 # Quantiles kept of every Poisson distribution; 256 levels × 4096 bytes stay in a core's cache.
 _QUANTILES = 4096

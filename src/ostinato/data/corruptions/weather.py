@@ -8,10 +8,9 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from ostinato.data.corruptions._core import corruption
+from ostinato.data.corruptions._core import Draws, corruption
 from ostinato.data.corruptions._filters import crop, magnify, motion
 from ostinato.data.corruptions._frost import DRIFT, KINDS, textures
-from ostinato.data.corruptions._random import Draws
 
 _GREY = (0.299, 0.587, 0.114)
 
