@@ -14,8 +14,7 @@ from torch import Tensor
 
 from ostinato.data.datasets.base import Dataset, open_dataset
 from ostinato.data.loading import load_batch
-from ostinato.data.segments import Domain, Segment
-from ostinato.data.splits import shuffled
+from ostinato.data.segments import Domain, Segment, shuffled
 from ostinato.data.streams import Stream, build_stream
 from ostinato.domains.texture import Texture
 from ostinato.ops.altered import altered

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from ostinato.running.diagnostics import write_diagnostics
 from ostinato.running.provenance import Provenance
 from ostinato.running.results import RunFolder
+from ostinato.running.samples import write_diagnostics
 from ostinato.scoring.record import Record
 from ostinato.scoring.summary import summarise
 

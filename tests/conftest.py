@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from ostinato.api import collect_statistics
 from ostinato.checks import small_batches, small_model
+from ostinato.methods.ostinato import maps
 from ostinato.ops.statistics import SourceStatistics
 
 torch.set_num_threads(1)  # the suite runs on several workers; more threads only get in the way
@@ -68,3 +69,17 @@ def batches() -> list[Tensor]:
 @pytest.fixture(scope="session")
 def statistics() -> SourceStatistics:
     return collect_statistics(small_model(), torch.cat(small_batches(4, seed=9)))
+
+
+@pytest.fixture
+def trusting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Maps are always trusted, which a model with random weights would not let happen."""
+    monkeypatch.setattr(maps, "TRUSTED", 10.0)
+
+
+@pytest.fixture(scope="module")
+def trusting_throughout() -> Iterator[None]:
+    """The same for a whole file, whose fixtures learn once for all of its tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(maps, "TRUSTED", 10.0)
+        yield

@@ -14,15 +14,11 @@ from ostinato.registry import METHODS
 
 # The same code with fewer repetitions, where the defaults repeat a step many times.
 SHORT = {
-    "dpcore": {"new_steps": 3},
-    "kff": {"new_steps": 3},
     "adma": {"views": 2},
     "memo": {"views": 2},
     "foa": {"population": 6},
-    "becotta": {"warm_steps": 5},
-    "vida": {"warm_steps": 5, "views": 2, "high_rank": 8},
+    "vida": {"views": 2, "high_rank": 8},
     "svdp": {"height": 54, "width": 96, "passes": 2},
-    "ecotta": {"warm_steps": 5},
 }
 
 

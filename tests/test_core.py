@@ -103,7 +103,6 @@ from ostinato.registry import METHODS
 class Tamer(Method):
     \"\"\"Lowers the entropy, gently.\"\"\"
 
-    name = "{name}"
     info = MethodInfo(title="Tamer", paper="none", trains="norms")
 
     def trainable(self):

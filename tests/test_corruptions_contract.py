@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ostinato.data.corruptions import COMMON, DRIVING, EXTRA, SEVERITIES, corrupt, gallery, scene
-from ostinato.data.corruptions._core import _finish
-from ostinato.data.corruptions._random import Draws, image_keys
+from ostinato.data.corruptions._core import Draws, _finish, image_keys
 from ostinato.errors import ConfigError, InputError, UnknownName
 from ostinato.registry import CORRUPTIONS
 

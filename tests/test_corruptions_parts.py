@@ -11,9 +11,9 @@ from PIL import Image
 from scipy import ndimage, stats
 
 from ostinato.data.corruptions import corrupt, jpeg, scene
+from ostinato.data.corruptions._core import Draws, image_keys
 from ostinato.data.corruptions._filters import blur, motion, whole_weights
 from ostinato.data.corruptions._frost import textures
-from ostinato.data.corruptions._random import Draws, image_keys
 from ostinato.data.corruptions._zoom import _by_pictures, _by_rows
 from ostinato.data.corruptions.blur import _shuffle
 from ostinato.data.corruptions.spatter import _distance, edges

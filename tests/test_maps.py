@@ -24,11 +24,6 @@ def small():
     return clean_statistics()
 
 
-@pytest.fixture
-def trusting(monkeypatch):
-    monkeypatch.setattr(core, "TRUSTED", 10.0)
-
-
 @pytest.mark.parametrize(
     ("images", "due", "untrusted"),
     [(20, 40, 40), (50, 240, 100), (100, 240, 200), (239, 240, 240), (240, 960, 960),

@@ -14,7 +14,6 @@ from ostinato.checks import check_method, small_batches, small_model
 from ostinato.data.corruptions import corrupt
 from ostinato.data.embedded import embedded_images, embedded_model
 from ostinato.errors import ConfigError, MissingResource
-from ostinato.methods.ostinato import maps as core
 from ostinato.ops.snapshot import load_state
 from ostinato.ops.statistics import SourceStatistics
 
@@ -28,12 +27,6 @@ CORRUPTED = 100
 @pytest.fixture(scope="module")
 def small():
     return clean_statistics()
-
-
-@pytest.fixture
-def trusting(monkeypatch):
-    """Maps are always trusted, which a model with random weights would not let happen."""
-    monkeypatch.setattr(core, "TRUSTED", 10.0)
 
 
 @pytest.fixture(scope="module")

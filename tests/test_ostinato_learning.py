@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from ostinato.methods.base import Input
-from ostinato.methods.ostinato import maps as core
 from ostinato.methods.ostinato.parts import Domain
 from ostinato.ops.losses import softmax_entropy
 
@@ -21,12 +20,6 @@ build, shifted, clean = kit["build"], kit["shifted"], kit["clean"]
 @pytest.fixture(scope="module")
 def small():
     return kit["clean_statistics"]()
-
-
-@pytest.fixture
-def trusting(monkeypatch):
-    """Maps are always trusted, which a model with random weights would not let happen."""
-    monkeypatch.setattr(core, "TRUSTED", 10.0)
 
 
 def known(small):

@@ -15,7 +15,6 @@ from torch import Tensor
 from ostinato.api import adapt, unwrap
 from ostinato.checks import SIZE, small_batches, small_model
 from ostinato.errors import ConfigError, StateError
-from ostinato.methods.ostinato import maps as core
 
 kit = runpy.run_path(str(Path(__file__).with_name("_ostinato_small.py")))
 SETTINGS, build, same_state = kit["SETTINGS"], kit["build"], kit["same_state"]
@@ -28,9 +27,8 @@ def small():
 
 
 @pytest.fixture
-def method(small, monkeypatch):
+def method(small, trusting):
     """A method that has founded a domain, trusts its maps and has learned."""
-    monkeypatch.setattr(core, "TRUSTED", 10.0)
     method = build(small)
     for batch in shifted(4):
         method(batch)
@@ -221,8 +219,7 @@ def _run(method, stream: list[Tensor]) -> None:
 
 
 @pytest.mark.parametrize("after", range(6))
-def test_an_exception_leaves_the_method_usable_and_reset_exact(small, monkeypatch, after):
-    monkeypatch.setattr(core, "TRUSTED", 10.0)
+def test_an_exception_leaves_the_method_usable_and_reset_exact(small, trusting, after):
     method, fresh = build(small), build(small)
     stream = small_batches(9)
     expected = [fresh(batch) for batch in stream]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import runpy
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,6 @@ from torch import Tensor
 
 from ostinato.checks import small_model
 from ostinato.methods.base import Method
-from ostinato.methods.ostinato import maps
 from ostinato.methods.ostinato.common import Question, prepare
 from ostinato.methods.ostinato.desk import InUse
 from ostinato.methods.ostinato.parts import OstinatoConfig
@@ -29,12 +27,7 @@ def levels(batch: Tensor) -> Tensor:
     return (batch * 255).round().to(torch.uint8)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def trusting() -> Iterator[None]:
-    """Maps are always trusted, which a model with random weights would not let happen."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(maps, "TRUSTED", 10.0)
-        yield
+pytestmark = pytest.mark.usefixtures("trusting_throughout")
 
 
 @pytest.fixture(scope="module")

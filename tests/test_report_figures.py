@@ -24,7 +24,7 @@ from ostinato.report.runs import Variant, read_variants
 from ostinato.report.spectra import Projection, descriptor_map, descriptors, ellipse
 from ostinato.report.style import spread, theme
 from ostinato.report.timeline import visits
-from ostinato.scoring.calibration import calibration_error, reliability
+from ostinato.scoring.metrics import calibration_error, reliability
 from ostinato.scoring.record import Record
 from ostinato.scoring.routing import domains_over_time
 

@@ -13,8 +13,17 @@ from torchmetrics.functional.classification import (
 )
 
 from ostinato.errors import ConfigError, DataError
-from ostinato.scoring.calibration import add_bins, bin_answers, calibration_error, reliability
-from ostinato.scoring.metrics import cost, mean_iou, peak_memory, record_step, score_images
+from ostinato.scoring.metrics import (
+    add_bins,
+    bin_answers,
+    calibration_error,
+    cost,
+    mean_iou,
+    peak_memory,
+    record_step,
+    reliability,
+    score_images,
+)
 from ostinato.scoring.record import Record, RecordedDecision
 from ostinato.types import Batch, Decision, StepOutput
 

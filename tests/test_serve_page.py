@@ -12,7 +12,6 @@ import pytest
 from PIL import Image
 
 from ostinato.client import Client
-from ostinato.methods.ostinato import maps
 from ostinato.serve.fleet import Fleet
 from ostinato.serve.keys import add_key
 from ostinato.serve.store import Store
@@ -20,12 +19,7 @@ from ostinato.serve.store import Store
 small = runpy.run_path(str(Path(__file__).with_name("_serve_small.py")))
 Browser = runpy.run_path(str(Path(__file__).with_name("_browser.py")))["Browser"]
 batches, listening, wait_for = (small[name] for name in ("batches", "listening", "wait_for"))
-pytestmark = pytest.mark.browser
-
-
-@pytest.fixture(autouse=True)
-def trusting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(maps, "TRUSTED", 10.0)
+pytestmark = [pytest.mark.browser, pytest.mark.usefixtures("trusting")]
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import runpy
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ import pytest
 import torch
 
 from ostinato.errors import ConfigError
-from ostinato.methods.ostinato import maps
 from ostinato.ops.snapshot import State, load_state
 from ostinato.serve import snapshots, writer
 from ostinato.serve.fleet import Fleet
@@ -23,13 +21,7 @@ from ostinato.serve.store import Store
 
 small = runpy.run_path(str(Path(__file__).with_name("_serve_small.py")))
 ask, teach, batches, serving = (small[n] for n in ("ask", "teach", "batches", "serving"))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def trusting() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(maps, "TRUSTED", 10.0)
-        yield
+pytestmark = pytest.mark.usefixtures("trusting_throughout")
 
 
 @pytest.fixture(scope="module")

@@ -15,20 +15,12 @@ from fastapi.testclient import TestClient
 from ostinato import adapt, collect_statistics
 from ostinato.data.embedded import STATISTICS, asset_path, embedded_images, embedded_model
 from ostinato.data.mosaic import mosaic_model
-from ostinato.methods.ostinato import maps
 from ostinato.serve.fleet import Fleet
 
 small = runpy.run_path(str(Path(__file__).with_name("_serve_small.py")))
 ask, teach, batches, serving = (small[n] for n in ("ask", "teach", "batches", "serving"))
 Server = tuple[TestClient, Fleet]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def trusting() -> Iterator[None]:
-    """Maps are always trusted, so that few images show everything."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(maps, "TRUSTED", 10.0)
-        yield
+pytestmark = pytest.mark.usefixtures("trusting_throughout")
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ import torch
 
 from ostinato.data.datasets.base import open_dataset
 from ostinato.data.datasets.imagenet_v2 import VARIANTS
-from ostinato.data.splits import find_duplicates
+from ostinato.data.segments import find_duplicates
 from ostinato.data.streams import Stream, build_stream
 from ostinato.errors import ConfigError, DataError
 

@@ -15,9 +15,8 @@ from torch import Tensor
 
 from ostinato.data.blends import CdcStream, CorrelatedStream, MixedStream, dirichlet_cut
 from ostinato.data.datasets.array import ArrayDataset
-from ostinato.data.segments import Domain
+from ostinato.data.segments import Domain, parts
 from ostinato.data.sequences import ContinualStream, GradualStream, RecurringStream
-from ostinato.data.splits import parts
 from ostinato.data.streams import Stream, build_stream
 from ostinato.errors import ConfigError, DataError, UnknownName
 from ostinato.registry import STREAMS

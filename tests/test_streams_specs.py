@@ -14,10 +14,9 @@ from torch.nn.functional import interpolate
 from ostinato.data.corruptions import COMMON, DRIVING, corrupt
 from ostinato.data.datasets.array import ArrayDataset
 from ostinato.data.datasets.base import open_dataset
-from ostinato.data.loading import image_seed
+from ostinato.data.loading import image_seed, transform_image
 from ostinato.data.opening import corruption_order, parse_domain
 from ostinato.data.streams import build_stream
-from ostinato.data.transforms import transform_image
 from ostinato.errors import ConfigError, DataError
 
 trees = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("_trees.py"))))

@@ -7,8 +7,8 @@ import pytest
 
 from ostinato.errors import UnknownName
 from ostinato.registry import TABLES
-from ostinato.tables.printed import PRINTED, disagreements, printed, recompute
-from ostinato.tables.printed_row import Cell
+from ostinato.tables.printed import PRINTED, Cell, printed
+from ostinato.tables.recomputed import disagreements, recompute
 
 # What the paper's own cells contradict; everything else in it adds up.
 MISPRINTS = {

@@ -11,9 +11,9 @@ from ostinato.registry import DATASETS, TABLES
 from ostinato.running.job import open_stream
 from ostinato.running.spec import Spec
 from ostinato.tables.assemble import build_table
+from ostinato.tables.cells import seed_note
 from ostinato.tables.plan import spec_of
 from ostinato.tables.request import Request
-from ostinato.tables.seeds import seed_note
 from ostinato.tables.table import Table, Variant
 
 SAME = "; the images and their order are the same for all."

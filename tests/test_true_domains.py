@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from ostinato.errors import ConfigError, InputError
-from ostinato.methods.ostinato import maps as core
 from ostinato.running.runner import run
 from ostinato.running.spec import Spec
 
@@ -23,8 +22,7 @@ def small():
     return kit["clean_statistics"]()
 
 
-def test_domains_are_those_that_were_told(small, monkeypatch):
-    monkeypatch.setattr(core, "TRUSTED", 10.0)
+def test_domains_are_those_that_were_told(small, trusting):
     method = build(small, true_domains=True)
     assert "domain labels" in method.needs(method.config)
     for shift, plain in zip(shifted(6), clean(6), strict=True):

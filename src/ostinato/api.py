@@ -10,9 +10,8 @@ from torch import Tensor, nn
 
 from ostinato.domains.texture import Texture
 from ostinato.errors import ConfigError, MissingResource, OstinatoError
-from ostinato.methods.base import Method, Resources
-from ostinato.methods.choosing import choose_method
-from ostinato.methods.contract import check_resources, resolve_config
+from ostinato.methods.base import Method, MethodConfig, Resources
+from ostinato.methods.contract import check_resources, choose_method, resolve_config
 from ostinato.methods.sharing import check_sharing, share_work
 from ostinato.models import Normalize, Triple, VisionModel, check_module, fingerprint
 from ostinato.ops.around import Around, inside
@@ -81,14 +80,33 @@ def adapt(
     if isinstance(blocks, int) or (blocks is None and "blocks" in kind.Config.model_fields):
         settings["blocks"] = blocks
     config = resolve_config(kind, preset, settings)
+    chosen = None if blocks is ... or "blocks" in settings else blocks
+    convention = {"normalize": normalize, "mean": mean, "std": std}
+    return adapt_by(
+        model, kind, config, statistics, prepared, targets, chosen, group=group, **convention
+    )
+
+
+def adapt_by(
+    model: nn.Module,
+    kind: type[Method],
+    config: MethodConfig,
+    statistics: SourceStatistics | str | Path | None = None,
+    prepared: State | str | Path | None = None,
+    targets: Any = None,
+    blocks: Choice = None,
+    *,
+    group: Any = None,
+    **convention: Any,
+) -> Method:
+    """Wrap a model by a method whose settings are known; all else is as `adapt` has it."""
     around = Around(model)
     try:
-        vision = VisionModel(around.model, normalize=normalize, mean=mean, std=std)
-        resources = _resources(vision, statistics, prepared, method)
+        vision = VisionModel(around.model, **convention)
+        resources = _resources(vision, statistics, prepared, kind.name)
         processes = Processes.of(group)
         resources = check_sharing(processes, kind, config, vision, resources)
-        chosen = None if blocks is ... or "blocks" in settings else blocks
-        adapted = _built(kind, vision, config, resources, targets, chosen)
+        adapted = _built(kind, vision, config, resources, targets, blocks)
         share_work(adapted, processes)
     except BaseException:
         around.restore()

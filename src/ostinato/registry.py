@@ -20,6 +20,11 @@ _T = TypeVar("_T")
 class Registry(Generic[_T]):
     """A named collection that fills itself from a package and from entry points.
 
+    Args:
+        kind: what its items are called in messages.
+        home: the package whose modules register them, and the group of entry points.
+        named: whether an item is told its name, as its attribute `name`, unless it has its own.
+
     >>> shapes: Registry[type] = Registry("shape")
     >>> @shapes.register("square")
     ... class Square: ...
@@ -31,9 +36,10 @@ class Registry(Generic[_T]):
     ostinato.errors.UnknownName: There is no shape 'sqare'. Did you mean 'square'? ...
     """
 
-    def __init__(self, kind: str, home: str | None = None) -> None:
+    def __init__(self, kind: str, home: str | None = None, *, named: bool = False) -> None:
         self.kind = kind
         self.home = home
+        self.named = named
         self._items: dict[str, _T] = {}
         self._filled = home is None
 
@@ -45,6 +51,8 @@ class Registry(Generic[_T]):
             if known is not None and _origin(known) != _origin(item):
                 raise ValueError(f"two {self.kind}s are called {name!r}: {known!r} and {item!r}")
             self._items[name] = item
+            if self.named and "name" not in vars(item):
+                item.name = name  # type: ignore[attr-defined]
             return item
 
         return add
@@ -92,10 +100,10 @@ def _origin(item: Any) -> tuple[str, str]:
     return getattr(item, "__module__", ""), getattr(item, "__qualname__", repr(item))
 
 
-METHODS: Registry[Any] = Registry("method", "ostinato.methods")
+METHODS: Registry[Any] = Registry("method", "ostinato.methods", named=True)
 DESCRIPTORS: Registry[Any] = Registry("descriptor", "ostinato.domains")
 DISCRIMINATORS: Registry[Any] = Registry("discriminator", "ostinato.domains")
 CORRUPTIONS: Registry[Any] = Registry("corruption", "ostinato.data.corruptions")
-DATASETS: Registry[Any] = Registry("data set", "ostinato.data.datasets")
-STREAMS: Registry[Any] = Registry("stream", "ostinato.data")
+DATASETS: Registry[Any] = Registry("data set", "ostinato.data.datasets", named=True)
+STREAMS: Registry[Any] = Registry("stream", "ostinato.data", named=True)
 TABLES: Registry[Any] = Registry("table", "ostinato.tables")

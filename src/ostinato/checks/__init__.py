@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ostinato.checks.building import small_adapted
 from ostinato.checks.report import CheckReport, CheckResult
 from ostinato.checks.small import (
     CLASSES,
@@ -23,6 +24,7 @@ __all__ = [
     "check_method",
     "clean_images",
     "example_model",
+    "small_adapted",
     "small_batches",
     "small_cnn",
     "small_model",

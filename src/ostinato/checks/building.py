@@ -14,6 +14,7 @@ from ostinato.errors import StateError
 from ostinato.methods.base import Method
 from ostinato.methods.contract import resolve_config
 from ostinato.ops.snapshot import State
+from ostinato.registry import METHODS
 
 Build = Callable[..., Method]
 Check = Callable[[Build], str | None]
@@ -40,6 +41,17 @@ def builder(name: str, kind: type[Method], settings: dict[str, Any]) -> Build:
         return adapt(model, name, **{**help_given, **settings, **more})
 
     return build
+
+
+def small_adapted(name: str, **settings: Any) -> Method:
+    """A registered method on a small model, with whatever help it needs, after a first batch.
+
+    >>> small_adapted("tent").last.updated
+    True
+    """
+    method = builder(name, METHODS[name], settings)()
+    run(method, small_batches(1))
+    return method
 
 
 def _plain(settings: dict[str, Any]) -> dict[str, Any]:

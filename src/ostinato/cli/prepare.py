@@ -62,7 +62,7 @@ def prepare_command(
         seed: of the choice of images, and of the method.
         device: cpu, cuda or auto.
     """
-    from ostinato.methods.choosing import choose_method
+    from ostinato.methods.contract import choose_method
     from ostinato.models.loading import check_model, load_model
     from ostinato.running.fit import resolve_device
     from ostinato.running.source_images import load_source, open_source

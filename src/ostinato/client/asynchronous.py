@@ -12,14 +12,7 @@ import httpx
 from ostinato.client import calls
 from ostinato.client.calls import Call
 from ostinato.client.transport import ServerError, options, read, request, unreachable
-from ostinato.serve.schema import (
-    EventInfo,
-    Prediction,
-    ServerInfo,
-    SnapshotInfo,
-    StreamDetail,
-    StreamInfo,
-)
+from ostinato.serve import schema
 
 _T = TypeVar("_T")
 
@@ -76,23 +69,23 @@ class AsyncClient:
             except httpx.TransportError as error:
                 raise unreachable(self._http.base_url, error) from error
 
-    async def predict(self, stream: str, images: Any, **options: Any) -> Prediction:
+    async def predict(self, stream: str, images: Any, **options: Any) -> schema.Prediction:
         """Answers for images; `calls.predict` has the options."""
         return await self.send(calls.predict(stream, images, **options))
 
-    async def server(self) -> ServerInfo:
+    async def server(self) -> schema.ServerInfo:
         """What is served."""
         return await self.send(calls.server())
 
-    async def streams(self) -> list[StreamInfo]:
+    async def streams(self) -> list[schema.StreamInfo]:
         """All streams."""
         return await self.send(calls.streams())
 
-    async def stream(self, name: str) -> StreamDetail:
+    async def stream(self, name: str) -> schema.StreamDetail:
         """One stream with its domains."""
         return await self.send(calls.stream(name))
 
-    async def declare(self, name: str, **options: Any) -> StreamDetail:
+    async def declare(self, name: str, **options: Any) -> schema.StreamDetail:
         """Declare a stream; `calls.declare` has the options."""
         return await self.send(calls.declare(name, **options))
 
@@ -100,11 +93,11 @@ class AsyncClient:
         """Forget a stream."""
         await self.send(calls.remove(name))
 
-    async def snapshots(self, name: str) -> list[SnapshotInfo]:
+    async def snapshots(self, name: str) -> list[schema.SnapshotInfo]:
         """A stream's states on disk."""
         return await self.send(calls.snapshots(name))
 
-    async def checkpoint(self, name: str, label: str) -> SnapshotInfo:
+    async def checkpoint(self, name: str, label: str) -> schema.SnapshotInfo:
         """Keep the state as it is now, under a name."""
         return await self.send(calls.checkpoint(name, label))
 
@@ -114,19 +107,19 @@ class AsyncClient:
 
     async def rollback(
         self, name: str, to: str | int | None = None, domain: int | None = None
-    ) -> StreamDetail:
+    ) -> schema.StreamDetail:
         """Go back to a state on disk."""
         return await self.send(calls.rollback(name, to, domain))
 
-    async def reset(self, name: str, domain: int | None = None) -> StreamDetail:
+    async def reset(self, name: str, domain: int | None = None) -> schema.StreamDetail:
         """Forget everything learned, or one domain."""
         return await self.send(calls.change(name, "reset", domain))
 
-    async def freeze(self, name: str, domain: int | None = None) -> StreamDetail:
+    async def freeze(self, name: str, domain: int | None = None) -> schema.StreamDetail:
         """Answer on, and learn nothing."""
         return await self.send(calls.change(name, "freeze", domain))
 
-    async def unfreeze(self, name: str, domain: int | None = None) -> StreamDetail:
+    async def unfreeze(self, name: str, domain: int | None = None) -> schema.StreamDetail:
         """Learn again."""
         return await self.send(calls.change(name, "unfreeze", domain))
 
@@ -138,12 +131,12 @@ class AsyncClient:
         """The state as a safetensors file."""
         return await self.send(calls.export(name, domain, images=images))
 
-    async def take_in(self, name: str, data: bytes) -> StreamDetail:
+    async def take_in(self, name: str, data: bytes) -> schema.StreamDetail:
         """Import an exported state or domain."""
         return await self.send(calls.take_in(name, data))
 
     async def events(
         self, name: str | None = None, after: int = 0, most: int = 1000
-    ) -> list[EventInfo]:
+    ) -> list[schema.EventInfo]:
         """What happened, oldest first."""
         return await self.send(calls.events(name, after, most))

@@ -12,14 +12,7 @@ import httpx
 from pydantic import TypeAdapter
 
 from ostinato.errors import InputError
-from ostinato.serve.schema import (
-    EventInfo,
-    Prediction,
-    ServerInfo,
-    SnapshotInfo,
-    StreamDetail,
-    StreamInfo,
-)
+from ostinato.serve import schema
 
 _T = TypeVar("_T")
 
@@ -54,34 +47,34 @@ def predict(
     source: bool = False,
     sequence: int | None = None,
     deadline_ms: int | None = None,
-) -> Call[Prediction]:
+) -> Call[schema.Prediction]:
     """Answers for images: paths, encoded bytes, or a uint8 array or tensor (N, 3, H, W)."""
     query = _given(top=top, source=source, sequence=sequence, deadline_ms=deadline_ms)
     path = f"/v1/streams/{stream}/predict"
-    return Call("POST", path, _of(Prediction), query, files=_as_files(images))
+    return Call("POST", path, _of(schema.Prediction), query, files=_as_files(images))
 
 
-def server() -> Call[ServerInfo]:
+def server() -> Call[schema.ServerInfo]:
     """What is served."""
-    return Call("GET", "/v1/server", _of(ServerInfo))
+    return Call("GET", "/v1/server", _of(schema.ServerInfo))
 
 
-def streams() -> Call[list[StreamInfo]]:
+def streams() -> Call[list[schema.StreamInfo]]:
     """All streams."""
-    return Call("GET", "/v1/streams", _of(list[StreamInfo]))
+    return Call("GET", "/v1/streams", _of(list[schema.StreamInfo]))
 
 
-def stream(name: str) -> Call[StreamDetail]:
+def stream(name: str) -> Call[schema.StreamDetail]:
     """One stream with its domains."""
-    return Call("GET", f"/v1/streams/{name}", _of(StreamDetail))
+    return Call("GET", f"/v1/streams/{name}", _of(schema.StreamDetail))
 
 
 def declare(
     name: str, *, preset: str | None = None, frozen: bool = False, start: str | None = None
-) -> Call[StreamDetail]:
+) -> Call[schema.StreamDetail]:
     """Declare a stream; `start` copies another one's domains."""
     body = _given(name=name, preset=preset, frozen=frozen, start=start)
-    return Call("POST", "/v1/streams", _of(StreamDetail), body=body)
+    return Call("POST", "/v1/streams", _of(schema.StreamDetail), body=body)
 
 
 def remove(name: str) -> Call[None]:
@@ -89,15 +82,15 @@ def remove(name: str) -> Call[None]:
     return Call("DELETE", f"/v1/streams/{name}", lambda response: None)
 
 
-def snapshots(name: str) -> Call[list[SnapshotInfo]]:
+def snapshots(name: str) -> Call[list[schema.SnapshotInfo]]:
     """A stream's states on disk."""
-    return Call("GET", f"/v1/streams/{name}/snapshots", _of(list[SnapshotInfo]))
+    return Call("GET", f"/v1/streams/{name}/snapshots", _of(list[schema.SnapshotInfo]))
 
 
-def checkpoint(name: str, label: str) -> Call[SnapshotInfo]:
+def checkpoint(name: str, label: str) -> Call[schema.SnapshotInfo]:
     """Keep the state as it is now, under a name."""
     path = f"/v1/streams/{name}/checkpoints"
-    return Call("POST", path, _of(SnapshotInfo), body={"name": label})
+    return Call("POST", path, _of(schema.SnapshotInfo), body={"name": label})
 
 
 def remove_checkpoint(name: str, label: str) -> Call[None]:
@@ -108,16 +101,16 @@ def remove_checkpoint(name: str, label: str) -> Call[None]:
 
 def rollback(
     name: str, to: str | int | None = None, domain: int | None = None
-) -> Call[StreamDetail]:
+) -> Call[schema.StreamDetail]:
     """Go back to a state on disk, as a whole or for one domain's expert."""
     path = f"/v1/streams/{name}/rollback"
-    return Call("POST", path, _of(StreamDetail), body=_given(to=to, domain=domain))
+    return Call("POST", path, _of(schema.StreamDetail), body=_given(to=to, domain=domain))
 
 
-def change(name: str, what: str, domain: int | None = None) -> Call[StreamDetail]:
+def change(name: str, what: str, domain: int | None = None) -> Call[schema.StreamDetail]:
     """Reset, freeze or unfreeze a stream, or one of its domains."""
     path = f"/v1/streams/{name}/{what}"
-    return Call("POST", path, _of(StreamDetail), body=_given(domain=domain))
+    return Call("POST", path, _of(schema.StreamDetail), body=_given(domain=domain))
 
 
 def move(name: str, to: int) -> Call[dict[str, Any]]:
@@ -132,15 +125,17 @@ def export(name: str, domain: int | None = None, *, images: bool = False) -> Cal
     return Call("GET", path, lambda response: response.content, query)
 
 
-def take_in(name: str, data: bytes) -> Call[StreamDetail]:
+def take_in(name: str, data: bytes) -> Call[schema.StreamDetail]:
     """Import an exported state or domain."""
-    return Call("POST", f"/v1/streams/{name}/import", _of(StreamDetail), content=data)
+    return Call("POST", f"/v1/streams/{name}/import", _of(schema.StreamDetail), content=data)
 
 
-def events(name: str | None = None, after: int = 0, most: int = 1000) -> Call[list[EventInfo]]:
+def events(
+    name: str | None = None, after: int = 0, most: int = 1000
+) -> Call[list[schema.EventInfo]]:
     """What happened, oldest first."""
     path = "/v1/events" if name is None else f"/v1/streams/{name}/events"
-    return Call("GET", path, _of(list[EventInfo]), {"after": after, "most": most})
+    return Call("GET", path, _of(list[schema.EventInfo]), {"after": after, "most": most})
 
 
 def _as_files(images: Any) -> tuple[bytes, ...]:

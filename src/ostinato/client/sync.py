@@ -11,14 +11,7 @@ import httpx
 from ostinato.client import calls
 from ostinato.client.calls import Call
 from ostinato.client.transport import ServerError, options, read, request, unreachable
-from ostinato.serve.schema import (
-    EventInfo,
-    Prediction,
-    ServerInfo,
-    SnapshotInfo,
-    StreamDetail,
-    StreamInfo,
-)
+from ostinato.serve import schema
 
 _T = TypeVar("_T")
 
@@ -72,23 +65,23 @@ class Client:
             except httpx.TransportError as error:
                 raise unreachable(self._http.base_url, error) from error
 
-    def predict(self, stream: str, images: Any, **options: Any) -> Prediction:
+    def predict(self, stream: str, images: Any, **options: Any) -> schema.Prediction:
         """Answers for images; `calls.predict` has the options."""
         return self.send(calls.predict(stream, images, **options))
 
-    def server(self) -> ServerInfo:
+    def server(self) -> schema.ServerInfo:
         """What is served."""
         return self.send(calls.server())
 
-    def streams(self) -> list[StreamInfo]:
+    def streams(self) -> list[schema.StreamInfo]:
         """All streams."""
         return self.send(calls.streams())
 
-    def stream(self, name: str) -> StreamDetail:
+    def stream(self, name: str) -> schema.StreamDetail:
         """One stream with its domains."""
         return self.send(calls.stream(name))
 
-    def declare(self, name: str, **options: Any) -> StreamDetail:
+    def declare(self, name: str, **options: Any) -> schema.StreamDetail:
         """Declare a stream; `calls.declare` has the options."""
         return self.send(calls.declare(name, **options))
 
@@ -96,11 +89,11 @@ class Client:
         """Forget a stream."""
         self.send(calls.remove(name))
 
-    def snapshots(self, name: str) -> list[SnapshotInfo]:
+    def snapshots(self, name: str) -> list[schema.SnapshotInfo]:
         """A stream's states on disk."""
         return self.send(calls.snapshots(name))
 
-    def checkpoint(self, name: str, label: str) -> SnapshotInfo:
+    def checkpoint(self, name: str, label: str) -> schema.SnapshotInfo:
         """Keep the state as it is now, under a name."""
         return self.send(calls.checkpoint(name, label))
 
@@ -110,19 +103,19 @@ class Client:
 
     def rollback(
         self, name: str, to: str | int | None = None, domain: int | None = None
-    ) -> StreamDetail:
+    ) -> schema.StreamDetail:
         """Go back to a state on disk."""
         return self.send(calls.rollback(name, to, domain))
 
-    def reset(self, name: str, domain: int | None = None) -> StreamDetail:
+    def reset(self, name: str, domain: int | None = None) -> schema.StreamDetail:
         """Forget everything learned, or one domain."""
         return self.send(calls.change(name, "reset", domain))
 
-    def freeze(self, name: str, domain: int | None = None) -> StreamDetail:
+    def freeze(self, name: str, domain: int | None = None) -> schema.StreamDetail:
         """Answer on, and learn nothing."""
         return self.send(calls.change(name, "freeze", domain))
 
-    def unfreeze(self, name: str, domain: int | None = None) -> StreamDetail:
+    def unfreeze(self, name: str, domain: int | None = None) -> schema.StreamDetail:
         """Learn again."""
         return self.send(calls.change(name, "unfreeze", domain))
 
@@ -134,10 +127,12 @@ class Client:
         """The state as a safetensors file."""
         return self.send(calls.export(name, domain, images=images))
 
-    def take_in(self, name: str, data: bytes) -> StreamDetail:
+    def take_in(self, name: str, data: bytes) -> schema.StreamDetail:
         """Import an exported state or domain."""
         return self.send(calls.take_in(name, data))
 
-    def events(self, name: str | None = None, after: int = 0, most: int = 1000) -> list[EventInfo]:
+    def events(
+        self, name: str | None = None, after: int = 0, most: int = 1000
+    ) -> list[schema.EventInfo]:
         """What happened, oldest first."""
         return self.send(calls.events(name, after, most))

@@ -10,9 +10,8 @@ from pydantic import Field
 
 from ostinato.data.datasets.base import Indices
 from ostinato.data.opening import DomainsConfig
-from ostinato.data.segments import Domain, Segment
+from ostinato.data.segments import Domain, Segment, shuffled, stable_hash
 from ostinato.data.sequences import DomainStream
-from ostinato.data.splits import shuffled, stable_hash
 from ostinato.data.streams import generator
 from ostinato.errors import ConfigError
 from ostinato.registry import STREAMS
@@ -32,8 +31,6 @@ class MixedStream(DomainStream):
     >>> [sorted(batch.image_domains) for batch in MixedStream(domains, batch_size=2)]
     [['a', 'b'], ['a', 'b'], ['a', 'b']]
     """
-
-    name = "mixed"
 
     def plan(self, domains: Sequence[Domain]) -> list[Segment]:
         """One stretch with everything."""
@@ -94,7 +91,6 @@ class CorrelatedStream(DomainStream):
     True
     """
 
-    name = "correlated"
     config_class = CorrelatedConfig
 
     def plan(self, domains: Sequence[Domain]) -> list[Segment]:
@@ -150,7 +146,6 @@ class CdcStream(DomainStream):
     8
     """
 
-    name = "cdc"
     config_class = CdcConfig
 
     def plan(self, domains: Sequence[Domain]) -> list[Segment]:

@@ -12,9 +12,8 @@ from pydantic import Field
 from ostinato.data.datasets.base import Dataset, Indices
 from ostinato.data.datasets.imagenet_v2 import VARIANTS
 from ostinato.data.loading import Corrupt
-from ostinato.data.segments import Domain, Segment
+from ostinato.data.segments import Domain, Duplicates, Segment, find_duplicates, parts
 from ostinato.data.sequences import part_lists
-from ostinato.data.splits import Duplicates, find_duplicates, parts
 from ostinato.data.streams import OpenDataset, Stream, StreamConfig
 from ostinato.errors import ConfigError, DataError
 from ostinato.registry import STREAMS
@@ -82,8 +81,6 @@ class ImageNetPlus(_Plus):
     (3, 'imagenet-sketch')
     """
 
-    name = "imagenet-plus"
-
     def plan(self, domains: Sequence[Domain]) -> list[Segment]:
         """All four, round by round."""
         by_name = {domain.name: self.limited(domain) for domain in domains}
@@ -118,7 +115,6 @@ class ImageNetPlusPlus(_Plus):
     'report'
     """
 
-    name = "imagenet-plus-plus"
     config_class = ImageNetPlusPlusConfig
 
     def plan(self, domains: Sequence[Domain]) -> list[Segment]:

@@ -15,7 +15,7 @@ from ostinato.data.corruptions import corrupt
 from ostinato.data.datasets.array import ArrayDataset
 from ostinato.data.datasets.base import IGNORE, Dataset
 from ostinato.data.embedded import CLASSES, SIZE, embedded_images, embedded_model
-from ostinato.data.splits import stable_hash
+from ostinato.data.segments import stable_hash
 
 ROWS, COLUMNS = 2, 3
 _PICTURES = 25

@@ -11,8 +11,7 @@ from pydantic import Field, field_validator
 from ostinato.data.datasets.base import check_severity
 from ostinato.data.loading import Corrupt
 from ostinato.data.opening import DomainsConfig, open_domains
-from ostinato.data.segments import Domain, Segment
-from ostinato.data.splits import parts
+from ostinato.data.segments import Domain, Segment, parts
 from ostinato.data.streams import OpenDataset, Stream
 from ostinato.errors import ConfigError
 from ostinato.registry import STREAMS
@@ -51,8 +50,6 @@ class ContinualStream(DomainStream):
     continual: 2 domains, 5 images in 3 batches of 2, 2 classes, transform none, seed 0
     """
 
-    name = "continual"
-
     def plan(self, domains: Sequence[Domain]) -> list[Segment]:
         """One stretch per domain."""
         return [Segment.of(self.limited(domain)) for domain in domains]
@@ -84,7 +81,6 @@ class RecurringStream(DomainStream):
     [('a', 0), ('b', 0), ('a', 1), ('b', 1)]
     """
 
-    name = "recurring"
     config_class = RecurringConfig
 
     def plan(self, domains: Sequence[Domain]) -> list[Segment]:
@@ -122,8 +118,6 @@ class AlternatingStream(DomainStream):
     >>> [batch.domain for batch in AlternatingStream(domains, batch_size=1)]
     ['a', 'b', 'a', 'b']
     """
-
-    name = "alternating"
 
     def plan(self, domains: Sequence[Domain]) -> list[Segment]:
         """One batch of every domain in turn."""
@@ -169,7 +163,6 @@ class GradualStream(DomainStream):
     [('fog@1', 0), ('fog@2', 0), ('fog@1', 1)]
     """
 
-    name = "gradual"
     config_class = GradualConfig
 
     def plan(self, domains: Sequence[Domain]) -> list[Segment]:

@@ -19,10 +19,8 @@ from pydantic import Field, field_validator
 
 from ostinato.config import Config, Seed
 from ostinato.data.datasets.base import Dataset, Task
-from ostinato.data.loading import Corrupt, load_batch
-from ostinato.data.segments import Domain, Segment
-from ostinato.data.splits import shuffled, stable_hash, text_hash
-from ostinato.data.transforms import check_transform
+from ostinato.data.loading import Corrupt, check_transform, load_batch
+from ostinato.data.segments import Domain, Segment, shuffled, stable_hash, text_hash
 from ostinato.errors import ConfigError
 from ostinato.ops.files import write_atomically
 from ostinato.types import Batch
@@ -42,7 +40,7 @@ class StreamConfig(Config):
 
     batch_size: int = Field(50, ge=1, description="Images a batch.")
     seed: Seed = Field(0, description="Of shuffles, parts and corruptions made on the fly.")
-    transform: str = Field("none", description="Resizing by name, see ostinato.data.transforms.")
+    transform: str = Field("none", description="Resizing by name, see ostinato.data.loading.")
     shuffle: bool | None = Field(
         None, description="Shuffle within a domain; None does so where images lie sorted by class."
     )

@@ -26,6 +26,7 @@ class Warmed(Method):
     """
 
     adapted: Adapted
+    example = {"warm_steps": 5}
 
     @classmethod
     @abstractmethod

@@ -33,28 +33,26 @@ class Bn(Method):
     torch.Size([4, 10])
     """
 
-    name = "bn"
-    rates = ()
     Config = BnConfig
     info = MethodInfo(
         title="BN statistics",
         paper="Nado et al., 2020; Schneider et al., NeurIPS 2020",
         trains="nothing",
-        predicts="before",
-        tasks=frozenset({"classification", "segmentation"}),
         setting="ImageNet-C, ResNet-50",
         differences=(
             "prior=0 is the batch alone, prior=16 and the like the second paper's mix for small "
             "batches; a channel with a single value keeps the source's statistics"
         ),
-        norms="batch",
         published="62.2 % mCE, the source 76.7, all severities of ImageNet-C, ResNet-50",
         measured=(
             "beats Source on EfficientNet-Lite0 under returning corruptions: 69.7 against 79.2 % "
             "error; has no row on the ViT-Tiny, which has no batch norm"
         ),
+        tasks=frozenset({"classification", "segmentation"}),
+        norms="batch",
     )
     presets = {"imagenet-c": {"prior": 0}, "small-batch": {"prior": 16}}
+    rates = ()
 
     def configure(self) -> None:
         """Take hold of every batch norm; refuses a model without any."""

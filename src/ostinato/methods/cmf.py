@@ -31,20 +31,16 @@ class CmfConfig(RoidConfig):
 class Cmf(Roid):
     """Drift back to hidden weights that follow the model slowly and the source for ever.
 
-    >>> from ostinato import adapt
-    >>> from ostinato.checks import small_batches, small_model
-    >>> adapted = adapt(small_model(), "cmf")
-    >>> adapted(small_batches(1)[0]).shape
+    >>> from ostinato.checks import small_adapted
+    >>> small_adapted("cmf").last.logits.shape
     torch.Size([8, 5])
     """
 
-    name = "cmf"
     Config = CmfConfig
     info = MethodInfo(
         title="CMF",
         paper="Lee and Chang, ICLR 2024",
         trains="affine parameters of every normalisation layer",
-        predicts="before",
         setting="ImageNet-C, ViT-B/16",
         differences="as ROID here, whose objective it takes over",
         published="none known here that says its input convention",

@@ -8,6 +8,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from ostinato.methods._settings import VectorsConfig
 from ostinato.methods._wrapping import Wrapping
 from ostinato.methods.base import Input, Method, MethodConfig, MethodInfo, Objective
 from ostinato.methods.contract import resolve_config
@@ -19,7 +20,7 @@ from ostinato.types import Decision
 _ETA = {"fisher_alpha": 0.0, "lr": 1e-3}
 
 
-class ColaConfig(MethodConfig):
+class ColaConfig(VectorsConfig):
     """Settings of CoLA.
 
     >>> ColaConfig().rest_decay
@@ -29,33 +30,23 @@ class ColaConfig(MethodConfig):
     inner: Literal["tent", "eata", "sar", "deyo"] = Field("eata", description="what adapts")
     inner_preset: str | None = Field(None, description="a preset of that method")
     inner_settings: dict[str, Any] = Field(_ETA, description="its own settings; here ETA's")
-    threshold: float = Field(0.1, gt=0, description="distance from which a batch is a new domain")
-    least: int = Field(32, ge=1, description="images below which no batch is judged")
     vectors: int = Field(32, ge=1, description="domain vectors kept; the weakest is let go")
-    margin: float = Field(0.01, gt=0, description="mean length from which a new vector leads")
-    mix_lr: float = Field(0.1, ge=0, description="learning rate of the mix")
-    mix_decay: float = Field(0.1, ge=0, description="weight decay of the mix")
-    rest_decay: float = Field(0.4, ge=0, description="weight decay of what is beside the mix")
 
 
 @METHODS.register("cola")
 class Cola(Wrapping):
     """Learn the weights of past domains' vectors together with what is new in the present one.
 
-    >>> from ostinato import adapt
-    >>> from ostinato.checks import small_batches, small_model
-    >>> adapted = adapt(small_model(), "cola")
-    >>> adapted(small_batches(1)[0]).shape
+    >>> from ostinato.checks import small_adapted
+    >>> small_adapted("cola").last.logits.shape
     torch.Size([8, 5])
     """
 
-    name = "cola"
     Config = ColaConfig
     info = MethodInfo(
         title="CoLA (ETA)",
         paper="Chen et al., NeurIPS 2024",
         trains="what the inner method trains, and the shares of past domains",
-        predicts="before",
         setting="ImageNet-C, ViT-B/16",
         differences=(
             "one device, so that vectors are shared over time alone; batches of 32 images are "

@@ -9,13 +9,13 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from ostinato.methods._restart import restart
-from ostinato.methods.base import Input, Method, MethodConfig, MethodInfo, Objective
+from ostinato.methods._settings import EntropyConfig
+from ostinato.methods.base import Input, Method, MethodInfo, Objective
 from ostinato.methods.eata import is_new, reliability
 from ostinato.ops.classmean import ClassMean
 from ostinato.ops.consistency import masked_mean
 from ostinato.ops.heads import select_classes
 from ostinato.ops.losses import entropy_threshold
-from ostinato.ops.optim import OptimizerName
 from ostinato.ops.rates import scale_rate
 from ostinato.ops.sam import climbed
 from ostinato.ops.snapshot import Scalars
@@ -24,7 +24,7 @@ from ostinato.ops.trainable import norm_parameters
 from ostinato.registry import METHODS
 
 
-class ComeConfig(MethodConfig):
+class ComeConfig(EntropyConfig):
     """Settings of COME.
 
     >>> ComeConfig().predict
@@ -32,35 +32,28 @@ class ComeConfig(MethodConfig):
     """
 
     inner: Literal["tent", "eta", "sar"] = Field("tent", description="whose rule it takes over")
-    optimizer: OptimizerName = Field("sgd", description="adam, adamw or sgd")
     lr: float = Field(1e-3, ge=0, description="learning rate for 64 images; follows the batch")
     kappa: float = Field(0.4, gt=0, description="entropy bound of ETA and SAR, times ln C")
     redundancy: float = Field(0.05, ge=0, description="ETA's bound on the cosine")
     radius: float = Field(0.05, ge=0, description="how far SAR's climb goes")
     recover_below: float = Field(0.2, description="average loss at which SAR starts over")
     first_blocks: int = Field(9, ge=1, description="first blocks, whose norms SAR moves")
-    predict: Literal["before", "after"] = Field("before", description="prediction's time")
 
 
 @METHODS.register("come")
 class Come(Method):
     """Minimise the entropy of a Dirichlet opinion whose total evidence is held.
 
-    >>> from ostinato import adapt
-    >>> from ostinato.checks import small_batches, small_model
-    >>> adapted = adapt(small_model(), "come")
-    >>> adapted(small_batches(1)[0]).shape
+    >>> from ostinato.checks import small_adapted
+    >>> small_adapted("come").last.logits.shape
     torch.Size([8, 5])
     """
 
-    name = "come"
     Config = ComeConfig
-    wide = True
     info = MethodInfo(
         title="COME",
         paper="Zhang et al., ICLR 2025",
         trains="affine parameters of every normalisation layer (of blocks 0 to 8 with SAR)",
-        predicts="before",
         setting="ImageNet-C, ViT-B/16",
         differences=(
             "on TENT by default, with inner=... on ETA and SAR, not with EATA's Fisher term; the "
@@ -82,6 +75,7 @@ class Come(Method):
         "eta": {"inner": "eta"},
         "sar": {"inner": "sar"},
     }
+    wide = True
 
     def configure(self) -> None:
         """The mean prediction of ETA and the average loss of SAR."""

@@ -9,27 +9,24 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ostinato.methods.base import Input, Method, MethodConfig, MethodInfo, Objective
+from ostinato.methods._settings import TeacherConfig
+from ostinato.methods.base import Input, Method, MethodInfo, Objective
 from ostinato.ops.augment import cotta_view
 from ostinato.ops.consistency import soft_cross_entropy, symmetric_cross_entropy
 from ostinato.ops.heads import select_classes
-from ostinato.ops.optim import OptimizerName
 from ostinato.ops.teacher import Substitute, Teacher, restore_
 from ostinato.ops.views import mean_probabilities
 from ostinato.registry import METHODS
 
 
-class CottaConfig(MethodConfig):
+class CottaConfig(TeacherConfig):
     """Settings of CoTTA.
 
     >>> CottaConfig().loss
     'symmetric'
     """
 
-    optimizer: OptimizerName = Field("sgd", description="adam, adamw or sgd")
     lr: float = Field(1e-4, ge=0, description="learning rate")
-    nesterov: bool = Field(True, description="Nesterov's form of the momentum, for sgd")
-    ema: float = Field(0.999, ge=0, le=1, description="share of itself the teacher keeps")
     restore: float = Field(0.001, ge=0, le=1, description="chance of a weight's restoration")
     views: int = Field(32, ge=1, description="augmented views the teacher averages")
     threshold: float = Field(
@@ -48,27 +45,24 @@ class CottaConfig(MethodConfig):
 class Cotta(Method):
     """Learn from a slow teacher, averaged over views where the source model is unsure.
 
-    >>> from ostinato import adapt
-    >>> from ostinato.checks import small_batches, small_model
-    >>> adapted = adapt(small_model(), "cotta")
-    >>> adapted(small_batches(1)[0]).shape
+    >>> from ostinato.checks import small_adapted
+    >>> small_adapted("cotta").last.logits.shape
     torch.Size([8, 5])
     """
 
-    name = "cotta"
     Config = CottaConfig
     info = MethodInfo(
         title="CoTTA",
         paper="Wang et al., CVPR 2022",
         trains="all parameters",
-        predicts="teacher",
-        tasks=frozenset({"classification", "segmentation"}),
         setting="ImageNet-C, ViT-B/16, from ViDA's release (its own: ResNet-50, lr 0.01)",
         differences=(
             "every image has its own draw of the augmentation (the release draws once per batch); "
             "class token and position embeddings move too; restoration draws the same Bernoulli "
             "process by its gaps; segmentation learns at the model's own output resolution"
         ),
+        predicts="teacher",
+        tasks=frozenset({"classification", "segmentation"}),
         colours={"": 4},
     )
     presets = {

@@ -10,34 +10,27 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from ostinato.methods.base import Input, Method, MethodConfig, MethodInfo, Objective
-from ostinato.models import VisionModel
-from ostinato.ops.anchor import Moments, collect_anchor, prompted_features, read_anchor
-from ostinato.ops.heads import find_head, select_classes
-from ostinato.ops.optim import OptimizerName
+from ostinato.methods._anchored import Anchored
+from ostinato.methods._settings import PromptsConfig
+from ostinato.methods.base import Input, MethodInfo, Objective
+from ostinato.ops.anchor import Moments, prompted_features
+from ostinato.ops.heads import select_classes
 from ostinato.ops.pools import PromptPool
 from ostinato.ops.prompts import fresh_prompt
-from ostinato.ops.snapshot import State
 from ostinato.registry import METHODS
 from ostinato.types import Decision
 
 
-class DPCoreConfig(MethodConfig):
+class DPCoreConfig(PromptsConfig):
     """Settings of DPCore.
 
     >>> DPCoreConfig().source_kappa
     0.355235172698916
     """
 
-    optimizer: OptimizerName = Field("adamw", description="adam, adamw or sgd")
-    lr: float = Field(0.1, ge=0, description="learning rate")
-    weight_decay: float = Field(0.01, ge=0, description="weight decay")
-    prompts: int = Field(8, ge=1, description="prompt tokens")
     ratio: float = Field(0.8, gt=0, description="rho: known if prompts cut the gap to this share")
     temperature: float = Field(3.0, gt=0, description="tau of the coreset's weights")
     rate: float = Field(0.999, gt=0, le=1, description="alpha: how far a known domain follows")
-    steps: int = Field(1, ge=1, description="updates per batch of a known domain")
-    new_steps: int = Field(50, ge=1, description="updates on the batch that opens a new domain")
     max_prompts: int = Field(100, ge=1, description="pairs kept; the two nearest are fused above")
     source_kappa: float = Field(
         0.5 - 1 / math.log(1000), gt=0, description="entropy of source images that count, in ln C"
@@ -53,25 +46,19 @@ def coreset_weights(pool: PromptPool, moments: Moments, temperature: float) -> T
 
 
 @METHODS.register("dpcore")
-class DPCore(Method):
+class DPCore(Anchored):
     """Align a batch's features with the source's by prompt tokens, and keep what was learned.
 
-    >>> import ostinato
-    >>> from ostinato.checks import small_batches, small_model
-    >>> first, clean = small_batches(2)
-    >>> prepared = ostinato.prepare(small_model(), "dpcore", clean)
-    >>> ostinato.adapt(small_model(), "dpcore", prepared=prepared)(first).shape
+    >>> from ostinato.checks import small_adapted
+    >>> small_adapted("dpcore").last.logits.shape
     torch.Size([8, 5])
     """
 
-    name = "dpcore"
     Config = DPCoreConfig
     info = MethodInfo(
         title="DPCore",
         paper="Zhang et al., ICML 2025",
         trains="prompt tokens",
-        predicts="last",
-        needs=frozenset({"prepared file"}),
         setting="ImageNet-C, ViT-B/16",
         differences=(
             "a known domain's statistics follow the batch's without prompts and in both "
@@ -82,21 +69,15 @@ class DPCore(Method):
             "(the release's is not); in bf16 the many steps on a new domain stay in fp32, since "
             "they would amplify rounding"
         ),
+        predicts="last",
+        needs=frozenset({"prepared file"}),
     )
     presets = {"imagenet-c": {"lr": 0.1, "new_steps": 50}, "cifar100-c": {"lr": 0.1}}
-
-    @classmethod
-    def prepare(
-        cls, model: VisionModel, images: Tensor, labels: Tensor | None, config: Any
-    ) -> State:
-        """Moments of the source's final features; labels are not used."""
-        return collect_anchor(model, images, kappa=config.source_kappa)
+    example = {"new_steps": 3}
 
     def configure(self) -> None:
         """The source's moments, a fresh prompt and an empty coreset."""
-        assert self.resources.prepared is not None
-        width = find_head(self.model.base).in_features
-        self.source = read_anchor(self.resources.prepared, width, self.model.device)
+        super().configure()
         self.start = fresh_prompt(
             self.model.base, self.config.prompts, generator=self.random.generator
         )

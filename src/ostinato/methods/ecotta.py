@@ -8,33 +8,29 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from ostinato.methods._settings import SgdConfig, WarmedConfig
 from ostinato.methods._warmed import Warmed
-from ostinato.methods.base import Input, MethodConfig, MethodInfo, Objective
+from ostinato.methods.base import Input, MethodInfo, Objective
 from ostinato.models import VisionModel
 from ostinato.ops.adapters import Adapted, beside_parts
 from ostinato.ops.consistency import masked_mean
 from ostinato.ops.losses import entropy_threshold, softmax_entropy
-from ostinato.ops.optim import OptimizerName
 from ostinato.registry import METHODS
 
 
-class EcottaConfig(MethodConfig):
+class EcottaConfig(SgdConfig, WarmedConfig):
     """Settings of EcoTTA.
 
     >>> EcottaConfig().warm_held
     0.2
     """
 
-    optimizer: OptimizerName = Field("sgd", description="adam, adamw or sgd")
     lr: float = Field(5e-3, ge=0, description="learning rate")
     parts: int = Field(4, ge=1, description="K: groups of blocks with a meta network each")
     rank: int = Field(32, ge=1, description="width of a meta network's bottleneck")
     kappa: float = Field(0.4, gt=0, description="entropy, in ln C, above which nothing is learned")
     distillation: float = Field(0.5, ge=0, description="weight of the self-distilled term")
-    warmed: bool = Field(True, description="start from meta networks warmed on source images")
-    warm_steps: int = Field(200, ge=1, description="updates of the preparation")
     warm_lr: float = Field(5e-4, gt=0, description="learning rate of the preparation")
-    warm_batch: int = Field(50, ge=1, description="images per update of the preparation")
     warm_held: float = Field(0.2, ge=0, lt=1, description="share of images that ends it in time")
 
 
@@ -45,16 +41,18 @@ def distillation(adapted: Adapted) -> Tensor:
 
 @METHODS.register("ecotta")
 class Ecotta(Warmed):
-    """Pull the meta networks to what the frozen parts say, then lower the confident entropy."""
+    """Pull the meta networks to what the frozen parts say, then lower the confident entropy.
 
-    name = "ecotta"
+    >>> from ostinato.checks import small_adapted
+    >>> small_adapted("ecotta").last.logits.shape
+    torch.Size([8, 5])
+    """
+
     Config = EcottaConfig
     info = MethodInfo(
         title="EcoTTA (our variant)",
         paper="Song et al., CVPR 2023",
         trains="meta networks beside groups of blocks",
-        predicts="last",
-        needs=frozenset({"prepared file"}),
         setting="CIFAR-C, WideResNet; ImageNet-C, ResNet-50",
         differences=(
             "our variant, for transformers (there is no official release, and the one public port "
@@ -64,6 +62,8 @@ class Ecotta(Warmed):
             "the warm-up keeps what held-out source images like best; "
             "warmed=False runs from that start and needs no file"
         ),
+        predicts="last",
+        needs=frozenset({"prepared file"}),
     )
     presets = {"imagenet-c": {"lr": 5e-3}, "cifar100-c": {"lr": 5e-3}}
 

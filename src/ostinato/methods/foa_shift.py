@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from pydantic import Field
-from torch import Tensor
 
-from ostinato.methods.base import Input, Method, MethodConfig, MethodInfo, Objective
-from ostinato.models import VisionModel
-from ostinato.ops.anchor import collect_anchor, read_anchor
-from ostinato.ops.heads import final_features, find_head, select_classes
+from ostinato.methods._anchored import Anchored
+from ostinato.methods.base import Input, MethodConfig, MethodInfo, Objective
+from ostinato.ops.heads import final_features, select_classes
 from ostinato.ops.recentre import RunningMean, shifted_logits
-from ostinato.ops.snapshot import State
 from ostinato.registry import METHODS
 
 
@@ -28,26 +23,19 @@ class FoaShiftConfig(MethodConfig):
 
 
 @METHODS.register("foa_shift")
-class FoaShift(Method):
+class FoaShift(Anchored):
     """Add the difference of the source's and the target's mean feature.
 
-    >>> import ostinato
-    >>> from ostinato.checks import small_batches, small_model
-    >>> first, clean = small_batches(2)
-    >>> prepared = ostinato.prepare(small_model(), "foa_shift", clean)
-    >>> ostinato.adapt(small_model(), "foa_shift", prepared=prepared)(first).shape
+    >>> from ostinato.checks import small_adapted
+    >>> small_adapted("foa_shift").last.logits.shape
     torch.Size([8, 5])
     """
 
-    name = "foa_shift"
-    rates = ()
     Config = FoaShiftConfig
     info = MethodInfo(
         title="FOA-shift",
         paper="Niu et al., ICML 2024",
         trains="nothing",
-        predicts="before",
-        needs=frozenset({"prepared file"}),
         setting="ImageNet-C, ViT-B/16",
         differences="none known; a batch is moved by what earlier batches showed",
         published="none of its own known here: FOA's figure is with prompts as well",
@@ -56,23 +44,15 @@ class FoaShift(Method):
             "batches (78.5 against 78.3 % error): its mean is then mostly of the corruption "
             "before"
         ),
+        needs=frozenset({"prepared file"}),
     )
     presets = {"imagenet-c": {"rate": 0.1}}
-
-    @classmethod
-    def prepare(
-        cls, model: VisionModel, images: Tensor, labels: Tensor | None, config: Any
-    ) -> State:
-        """The source's mean feature (its authors take 32 images); labels are not used."""
-        return collect_anchor(model, images)
+    rates = ()
 
     def configure(self) -> None:
         """The source's mean, and the target's."""
-        assert self.resources.prepared is not None
-        width = find_head(self.model.base).in_features
-        source = read_anchor(self.resources.prepared, width, self.model.device)
-        self.source_mean = source.mean
-        self.target = self.track("target", RunningMean(self.config.rate, width=width))
+        super().configure()
+        self.target = self.track("target", RunningMean(self.config.rate, width=self.width))
 
     @torch.no_grad()
     def objective(self, batch: Input) -> Objective:
@@ -82,5 +62,5 @@ class FoaShift(Method):
         self.target.update(features)
         if known is None:
             return Objective(select_classes(logits, batch.classes))
-        shift = self.source_mean - known
+        shift = self.source.mean - known
         return Objective(shifted_logits(self.model, logits, shift, batch.classes))

@@ -92,22 +92,16 @@ class Gaussians(NamedTuple):
 class Gain(Method):
     """Generative answers beside the source's; nothing in the model moves.
 
-    >>> from ostinato import adapt
-    >>> from ostinato.checks import small_batches, small_model
-    >>> adapted = adapt(small_model(), "gain", least=8)
-    >>> adapted(small_batches(1)[0]).shape
+    >>> from ostinato.checks import small_adapted
+    >>> small_adapted("gain").last.logits.shape
     torch.Size([8, 5])
     """
 
-    name = "gain"
-    rates = ()
     Config = GainConfig
-    example = {"least": 4}
     info = MethodInfo(
         title="GAIN (our reading)",
         paper="GAIN, 2026",
         trains="nothing",
-        predicts="before",
         setting="ImageNet-C, ViT-B/16",
         differences=(
             "no release is known here, and of the rule only its outline: class Gaussians with the "
@@ -127,6 +121,8 @@ class Gain(Method):
         ),
     )
     presets = {"imagenet-c": {"prior": 3.0}}
+    rates = ()
+    example = {"least": 4}
 
     def configure(self) -> None:
         """Empty sums; refuses a model without a linear classifier."""

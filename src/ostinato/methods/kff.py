@@ -9,31 +9,27 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from ostinato.methods.base import Input, Method, MethodConfig, MethodInfo, Objective
-from ostinato.models import VisionModel
-from ostinato.ops.anchor import Moments, collect_anchor, prompted_features, read_anchor
+from ostinato.methods._anchored import Anchored
+from ostinato.methods._settings import PromptsConfig
+from ostinato.methods.base import Input, MethodInfo, Objective
+from ostinato.ops.anchor import Moments, prompted_features
 from ostinato.ops.heads import find_head, select_classes, spread_classes
 from ostinato.ops.losses import softmax_entropy
-from ostinato.ops.optim import OptimizerName, make_optimizer
+from ostinato.ops.optim import make_optimizer
 from ostinato.ops.pools import PromptPool, class_weights, domain_weights
 from ostinato.ops.prompts import fresh_prompt
-from ostinato.ops.snapshot import State
 from ostinato.registry import METHODS
 from ostinato.types import Decision
 
 
-class KffConfig(MethodConfig):
+class KffConfig(PromptsConfig):
     """Settings of KFF.
 
     >>> KffConfig(prompts=4).lr
     0.1
     """
 
-    optimizer: OptimizerName = Field("adamw", description="adam, adamw or sgd")
-    lr: float = Field(0.1, ge=0, description="learning rate of the domain prompt")
     class_lr: float = Field(1e-3, ge=0, description="learning rate of the class prompts")
-    weight_decay: float = Field(0.01, ge=0, description="weight decay")
-    prompts: int = Field(8, ge=1, description="domain prompt tokens")
     entropy: float = Field(3.0, ge=0, description="a: weight of the entropy")
     domain_radius: float = Field(25.0, gt=0, description="gamma_d: beyond it a domain is new")
     class_similarity: float = Field(0.005, ge=0, description="gamma_c: below it a class is new")
@@ -43,23 +39,22 @@ class KffConfig(MethodConfig):
     key_rate: float = Field(0.1, gt=0, le=1, description="alpha: how far stored keys follow")
     max_domains: int = Field(20, ge=1, description="domain prompts kept")
     max_classes: int = Field(100, ge=1, description="class prompts kept")
-    steps: int = Field(1, ge=1, description="updates per batch of a known domain")
-    new_steps: int = Field(50, ge=1, description="updates on the batch that opens a new domain")
 
 
 @METHODS.register("kff")
-class Kff(Method):
-    """Align with the source and lower the entropy by a domain's and each image's class prompt."""
+class Kff(Anchored):
+    """Align with the source and lower the entropy by a domain's and each image's class prompt.
 
-    name = "kff"
-    rates = ("lr", "class_lr")
+    >>> from ostinato.checks import small_adapted
+    >>> small_adapted("kff").last.logits.shape
+    torch.Size([8, 5])
+    """
+
     Config = KffConfig
     info = MethodInfo(
         title="KFF",
         paper="Zhou et al., NeurIPS 2025",
         trains="domain prompt tokens and one class prompt token per image",
-        predicts="last",
-        needs=frozenset({"prepared file"}),
         setting="ImageNet-C, ViT-B/16",
         differences=(
             "class prompts are grouped by cosine similarity, as in the paper (the release takes a "
@@ -68,22 +63,17 @@ class Kff(Method):
             "source's spread; in bf16 the many steps on a new domain stay in fp32, since they "
             "would amplify rounding"
         ),
+        predicts="last",
+        needs=frozenset({"prepared file"}),
     )
     presets = {"imagenet-c": {"lr": 0.1, "class_lr": 1e-3}, "cifar100-c": {"lr": 0.1}}
-
-    @classmethod
-    def prepare(
-        cls, model: VisionModel, images: Tensor, labels: Tensor | None, config: Any
-    ) -> State:
-        """Moments of the source's final features; labels are not used."""
-        return collect_anchor(model, images)
+    rates = ("lr", "class_lr")
+    example = {"new_steps": 3}
 
     def configure(self) -> None:
         """The source's moments, a fresh domain prompt and two empty pools."""
-        assert self.resources.prepared is not None
+        super().configure()
         self.head = find_head(self.model.base)
-        width = self.head.in_features
-        self.source = read_anchor(self.resources.prepared, width, self.model.device)
         generator = self.random.generator
         self.start = fresh_prompt(self.model.base, self.config.prompts, generator=generator)
         self.prompt = nn.Parameter(self.start.clone())

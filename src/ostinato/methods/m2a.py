@@ -34,20 +34,16 @@ class M2aConfig(MethodConfig):
 class M2a(Method):
     """Consistency over random masks and entropy, on the norms of the early blocks.
 
-    >>> from ostinato import adapt
-    >>> from ostinato.checks import small_batches, small_model
-    >>> adapted = adapt(small_model(), "m2a")
-    >>> adapted(small_batches(1)[0]).shape
+    >>> from ostinato.checks import small_adapted
+    >>> small_adapted("m2a").last.logits.shape
     torch.Size([8, 5])
     """
 
-    name = "m2a"
     Config = M2aConfig
     info = MethodInfo(
         title="M2A",
         paper="Doloriel, 2025",
         trains="affine parameters of the LayerNorms in all but the last three blocks",
-        predicts="before",
         setting="ImageNet-C, ViT-B/16",
         differences=(
             "the spatial form alone, one black square an image, without the entropy ranking that "

@@ -27,21 +27,16 @@ class NeoConfig(MethodConfig):
 class Neo(Method):
     """Subtract the running mean of the features from what the classifier sees.
 
-    >>> from ostinato import adapt
-    >>> from ostinato.checks import small_batches, small_model
-    >>> adapted = adapt(small_model(), "neo")
-    >>> adapted(small_batches(1)[0]).shape
+    >>> from ostinato.checks import small_adapted
+    >>> small_adapted("neo").last.logits.shape
     torch.Size([8, 5])
     """
 
-    name = "neo"
-    rates = ()
     Config = NeoConfig
     info = MethodInfo(
         title="NEO",
         paper="Murphy et al., ICLR 2026",
         trains="nothing",
-        predicts="before",
         setting="ImageNet-C, ViT-B/16",
         differences=(
             "none known; the default is its authors' continual form (rate 0.1, from the origin), "
@@ -53,6 +48,7 @@ class Neo(Method):
         ),
     )
     presets = {"imagenet-c": {"rate": 0.1}, "single-domain": {"rate": None}}
+    rates = ()
 
     def configure(self) -> None:
         """The centre; refuses a model without a linear classifier."""

@@ -2,64 +2,56 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from pydantic import Field
 from torch import nn
 
-from ostinato.methods.base import Input, Method, MethodConfig, MethodInfo, Objective
+from ostinato.methods._settings import EntropyConfig
+from ostinato.methods.base import Input, Method, MethodInfo, Objective
 from ostinato.ops.consistency import pseudo_label_loss
-from ostinato.ops.optim import OptimizerName
 from ostinato.ops.trainable import norm_parameters
 from ostinato.registry import METHODS
 
 
-class PseudoLabelConfig(MethodConfig):
+class PseudoLabelConfig(EntropyConfig):
     """Settings of Pseudo-label.
 
     >>> PseudoLabelConfig().predict
     'before'
     """
 
-    optimizer: OptimizerName = Field("sgd", description="adam, adamw or sgd")
     lr: float = Field(1e-4, ge=0, description="learning rate")
     threshold: float = Field(
         0.9, ge=0, le=1, description="smallest probability that makes a label; 0 takes all"
     )
-    predict: Literal["before", "after"] = Field("before", description="prediction's time")
 
 
 @METHODS.register("pseudo_label")
 class PseudoLabel(Method):
     """Train on what the model already believes, where it believes it firmly.
 
-    >>> from ostinato import adapt
-    >>> from ostinato.checks import small_batches, small_model
-    >>> adapted = adapt(small_model(), "pseudo_label")
-    >>> adapted(small_batches(1)[0]).shape
+    >>> from ostinato.checks import small_adapted
+    >>> small_adapted("pseudo_label").last.logits.shape
     torch.Size([8, 5])
     """
 
-    name = "pseudo_label"
     Config = PseudoLabelConfig
-    wide = True
     info = MethodInfo(
         title="Pseudo-label",
         paper="Lee, ICML workshop 2013",
         trains="affine parameters of every normalisation layer",
-        predicts="before",
-        tasks=frozenset({"classification", "segmentation"}),
         setting="none by its authors: ours",
         differences=(
             "no release for test-time adaptation of ViTs exists; the setting here (LayerNorm, SGD "
             "1e-4, labels from probability 0.9 on) is this library's"
         ),
+        tasks=frozenset({"classification", "segmentation"}),
     )
     presets = {
         "imagenet-c": {"optimizer": "sgd", "lr": 1e-4},
         "cifar100-c": {"optimizer": "adam", "lr": 3e-4},
         "acdc": {"optimizer": "adam", "lr": 7.5e-6},
     }
+    wide = True
 
     def trainable(self) -> dict[str, nn.Parameter]:
         """The norms' weights and biases."""

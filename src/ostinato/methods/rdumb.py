@@ -26,20 +26,16 @@ class RDumbConfig(EataConfig):
 class RDumb(Eata):
     """Adapt like ETA, and forget everything at fixed intervals.
 
-    >>> from ostinato import adapt
-    >>> from ostinato.checks import small_batches, small_model
-    >>> adapted = adapt(small_model(), "rdumb")
-    >>> adapted(small_batches(1)[0]).shape
+    >>> from ostinato.checks import small_adapted
+    >>> small_adapted("rdumb").last.logits.shape
     torch.Size([8, 5])
     """
 
-    name = "rdumb"
     Config = RDumbConfig
     info = MethodInfo(
         title="RDumb",
         paper="Press et al., NeurIPS 2023",
         trains="affine parameters of every normalisation layer",
-        predicts="before",
         setting="ImageNet-C and CCC, ResNet-50",
         differences="LayerNorm in place of batch norm",
     )

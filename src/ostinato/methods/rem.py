@@ -56,20 +56,16 @@ def entropy_ranking(views: list[Tensor], margin: float) -> Tensor:
 class Rem(Method):
     """Ranked entropy minimisation over masked views, on the norms of the early blocks.
 
-    >>> from ostinato import adapt
-    >>> from ostinato.checks import small_batches, small_model
-    >>> adapted = adapt(small_model(), "rem")
-    >>> adapted(small_batches(1)[0]).shape
+    >>> from ostinato.checks import small_adapted
+    >>> small_adapted("rem").last.logits.shape
     torch.Size([8, 5])
     """
 
-    name = "rem"
     Config = RemConfig
     info = MethodInfo(
         title="REM",
         paper="Han et al., ICML 2025",
         trains="affine parameters of the LayerNorms in all but the last three blocks",
-        predicts="before",
         setting="ImageNet-C, ViT-B/16",
         differences=(
             "dropout stays off in all forwards; the blocks left out are counted from the end, so "

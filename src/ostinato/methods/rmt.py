@@ -10,29 +10,26 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ostinato.errors import ConfigError
+from ostinato.methods._settings import TeacherConfig
 from ostinato.methods.base import Input, Method, MethodConfig, MethodInfo, Objective
 from ostinato.methods.contract import Need
 from ostinato.models import VisionModel
 from ostinato.ops.augment import cotta_view
 from ostinato.ops.consistency import symmetric_cross_entropy
 from ostinato.ops.heads import final_features, find_head, select_classes
-from ostinato.ops.optim import OptimizerName
 from ostinato.ops.snapshot import State
 from ostinato.ops.teacher import Teacher
 from ostinato.registry import METHODS
 
 
-class RmtConfig(MethodConfig):
+class RmtConfig(TeacherConfig):
     """Settings of RMT.
 
     >>> RmtConfig().prototypes
     'weights'
     """
 
-    optimizer: OptimizerName = Field("sgd", description="adam, adamw or sgd")
     lr: float = Field(0.01, ge=0, description="learning rate")
-    nesterov: bool = Field(True, description="Nesterov's form of the momentum, for sgd")
-    ema: float = Field(0.999, ge=0, le=1, description="share of itself the teacher keeps")
     contrast: float = Field(1.0, ge=0, description="weight of the pull towards prototypes")
     temperature: float = Field(0.1, gt=0, description="of the contrastive loss")
     prototypes: Literal["weights", "source"] = Field(
@@ -44,20 +41,16 @@ class RmtConfig(MethodConfig):
 class Rmt(Method):
     """Agree with a slow teacher on the image and on a view of it, close to a class prototype.
 
-    >>> from ostinato import adapt
-    >>> from ostinato.checks import small_batches, small_model
-    >>> adapted = adapt(small_model(), "rmt")
-    >>> adapted(small_batches(1)[0]).shape
+    >>> from ostinato.checks import small_adapted
+    >>> small_adapted("rmt").last.logits.shape
     torch.Size([8, 5])
     """
 
-    name = "rmt"
     Config = RmtConfig
     info = MethodInfo(
         title="RMT",
         paper="Döbler et al., CVPR 2023",
         trains="all parameters",
-        predicts="before",
         setting="ImageNet-C, ResNet-50",
         differences=(
             "predicts the sum of student's and teacher's logits, as the release does; source-free: "

@@ -7,24 +7,23 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ostinato.methods.base import Input, Method, MethodConfig, MethodInfo, Objective
+from ostinato.methods._settings import SgdConfig
+from ostinato.methods.base import Input, Method, MethodInfo, Objective
 from ostinato.ops.augment import cotta_view
 from ostinato.ops.classmean import ClassMean
 from ostinato.ops.consistency import symmetric_cross_entropy
 from ostinato.ops.losses import softmax_entropy
-from ostinato.ops.optim import OptimizerName
 from ostinato.ops.trainable import norm_parameters
 from ostinato.registry import METHODS
 
 
-class RoidConfig(MethodConfig):
+class RoidConfig(SgdConfig):
     """Settings of ROID.
 
     >>> RoidConfig().prior_correction
     True
     """
 
-    optimizer: OptimizerName = Field("sgd", description="adam, adamw or sgd")
     lr: float = Field(2.5e-4, ge=0, description="learning rate")
     nesterov: bool = Field(True, description="Nesterov's form of the momentum, for sgd")
     temperature: float = Field(1 / 3, gt=0, description="of the sample weights")
@@ -38,20 +37,16 @@ class RoidConfig(MethodConfig):
 class Roid(Method):
     """Learn from certain and diverse samples, and drift back to the source a little each step.
 
-    >>> from ostinato import adapt
-    >>> from ostinato.checks import small_batches, small_model
-    >>> adapted = adapt(small_model(), "roid")
-    >>> adapted(small_batches(1)[0]).shape
+    >>> from ostinato.checks import small_adapted
+    >>> small_adapted("roid").last.logits.shape
     torch.Size([8, 5])
     """
 
-    name = "roid"
     Config = RoidConfig
     info = MethodInfo(
         title="ROID",
         paper="Marsden et al., WACV 2024",
         trains="affine parameters of every normalisation layer",
-        predicts="before",
         setting="ImageNet-C, ResNet-50, Swin-B and ViT-B/16",
         differences=(
             "weights are one where a batch has no spread to normalise by (a single image); every "

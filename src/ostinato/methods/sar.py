@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from pydantic import Field
 from torch import nn
 
 from ostinato.methods._restart import restart
-from ostinato.methods.base import Input, Method, MethodConfig, MethodInfo, Objective
+from ostinato.methods._settings import EntropyConfig
+from ostinato.methods.base import Input, Method, MethodInfo, Objective
 from ostinato.ops.consistency import masked_mean
 from ostinato.ops.heads import select_classes
 from ostinato.ops.losses import entropy_threshold, softmax_entropy
-from ostinato.ops.optim import OptimizerName
 from ostinato.ops.rates import scale_rate
 from ostinato.ops.sam import climbed
 from ostinato.ops.snapshot import Scalars
@@ -21,14 +19,13 @@ from ostinato.ops.trainable import norm_parameters
 from ostinato.registry import METHODS
 
 
-class SarConfig(MethodConfig):
+class SarConfig(EntropyConfig):
     """Settings of SAR.
 
     >>> SarConfig().predict
     'before'
     """
 
-    optimizer: OptimizerName = Field("sgd", description="adam, adamw or sgd")
     lr: float = Field(1e-3, ge=0, description="learning rate for 64 images; follows the batch")
     kappa: float = Field(0.4, gt=0, description="entropy bound, times ln C")
     radius: float = Field(0.05, ge=0, description="how far the climb goes")
@@ -36,27 +33,22 @@ class SarConfig(MethodConfig):
     first_blocks: int | None = Field(
         9, ge=1, description="blocks whose norms move; None: every norm"
     )
-    predict: Literal["before", "after"] = Field("before", description="prediction's time")
 
 
 @METHODS.register("sar")
 class Sar(Method):
     """Minimise reliable entropy where the loss is flat; start over when it gets too low.
 
-    >>> from ostinato import adapt
-    >>> from ostinato.checks import small_batches, small_model
-    >>> adapted = adapt(small_model(), "sar")
-    >>> adapted(small_batches(1)[0]).shape
+    >>> from ostinato.checks import small_adapted
+    >>> small_adapted("sar").last.logits.shape
     torch.Size([8, 5])
     """
 
-    name = "sar"
     Config = SarConfig
     info = MethodInfo(
         title="SAR",
         paper="Niu et al., ICLR 2023",
         trains="affine parameters of the norms in blocks 0 to 8",
-        predicts="before",
         setting="ImageNet-C, ViT-B/16",
         differences=(
             "the average loss starts anew after a recovery, as the paper has it (the release "

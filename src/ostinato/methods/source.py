@@ -12,16 +12,11 @@ from ostinato.registry import METHODS
 class Source(Method):
     """The model as it was deployed; nothing adapts.
 
-    >>> from ostinato import adapt
-    >>> from ostinato.checks import small_batches, small_model
-    >>> adapted = adapt(small_model(), "source")
-    >>> adapted(small_batches(1)[0]).shape
+    >>> from ostinato.checks import small_adapted
+    >>> small_adapted("source").last.logits.shape
     torch.Size([8, 5])
     """
 
-    name = "source"
-    rates = ()
-    wide = True
     info = MethodInfo(
         title="Source",
         paper="-",
@@ -29,6 +24,8 @@ class Source(Method):
         tasks=frozenset({"classification", "segmentation"}),
         colours={"": -1},
     )
+    rates = ()
+    wide = True
 
     def objective(self, batch: Input) -> Objective:
         """One forward, no loss."""

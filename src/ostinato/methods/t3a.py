@@ -73,21 +73,16 @@ class _Supports:
 class T3a(Method):
     """Classify by the nearest template; templates start as the classifier's own rows.
 
-    >>> from ostinato import adapt
-    >>> from ostinato.checks import small_batches, small_model
-    >>> adapted = adapt(small_model(), "t3a")
-    >>> adapted(small_batches(1)[0]).shape
+    >>> from ostinato.checks import small_adapted
+    >>> small_adapted("t3a").last.logits.shape
     torch.Size([8, 5])
     """
 
-    name = "t3a"
-    rates = ()
     Config = T3aConfig
     info = MethodInfo(
         title="T3A",
         paper="Iwasawa and Matsuo, NeurIPS 2021",
         trains="nothing",
-        predicts="before",
         setting="ImageNet-C, ViT-B/16, from later papers (its own: ResNet-50 on other data)",
         differences=(
             "20 supports a class, as ImageNet-C tables of later papers have it (its authors search "
@@ -99,6 +94,7 @@ class T3a(Method):
         ),
     )
     presets = {"imagenet-c": {"supports": 20}}
+    rates = ()
 
     @torch.no_grad()
     def configure(self) -> None:

@@ -7,54 +7,47 @@ from typing import Literal
 from pydantic import Field
 from torch import nn
 
-from ostinato.methods.base import Input, Method, MethodConfig, MethodInfo, Objective
+from ostinato.methods._settings import EntropyConfig
+from ostinato.methods.base import Input, Method, MethodInfo, Objective
 from ostinato.ops.consistency import pseudo_label_loss
 from ostinato.ops.losses import softmax_entropy
-from ostinato.ops.optim import OptimizerName
 from ostinato.ops.trainable import norm_parameters
 from ostinato.registry import METHODS
 
 
-class TentConfig(MethodConfig):
+class TentConfig(EntropyConfig):
     """Settings of TENT.
 
     >>> TentConfig().predict
     'before'
     """
 
-    optimizer: OptimizerName = Field("sgd", description="adam, adamw or sgd")
     lr: float = Field(1e-4, ge=0, description="learning rate")
     labels: Literal["soft", "hard"] = Field(
         "soft", description="entropy, or cross-entropy with the prediction's own hard labels"
     )
-    predict: Literal["before", "after"] = Field("before", description="prediction's time")
 
 
 @METHODS.register("tent")
 class Tent(Method):
     """Minimise the mean entropy of all predictions over the affine norm parameters.
 
-    >>> from ostinato import adapt
-    >>> from ostinato.checks import small_batches, small_model
-    >>> adapted = adapt(small_model(), "tent")
-    >>> adapted(small_batches(1)[0]).shape
+    >>> from ostinato.checks import small_adapted
+    >>> small_adapted("tent").last.logits.shape
     torch.Size([8, 5])
     """
 
-    name = "tent"
     Config = TentConfig
-    wide = True
     info = MethodInfo(
         title="TENT (continual)",
         paper="Wang et al., ICLR 2021",
         trains="affine parameters of every normalisation layer",
-        predicts="before",
-        tasks=frozenset({"classification", "segmentation"}),
         setting="ImageNet-C, ViT-B/16, from ViDA's release (its own: ResNet-50, lr 2.5e-4)",
         differences=(
             "LayerNorm in place of batch norm, as all ViT ports have it; not episodic; plain "
             "momentum, as its authors have it (ViDA's release sets Nesterov's: nesterov=True)"
         ),
+        tasks=frozenset({"classification", "segmentation"}),
         colours={"": 1},
     )
     presets = {
@@ -62,6 +55,7 @@ class Tent(Method):
         "cifar100-c": {"optimizer": "adam", "lr": 3e-4},
         "acdc": {"optimizer": "adam", "lr": 7.5e-6, "labels": "hard"},
     }
+    wide = True
 
     def trainable(self) -> dict[str, nn.Parameter]:
         """The norms' weights and biases."""

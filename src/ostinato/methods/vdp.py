@@ -115,20 +115,16 @@ class Homeostasis:
 class Vdp(Method):
     """Train the two prompts on a teacher's predictions; the model itself never moves.
 
-    >>> from ostinato import adapt
-    >>> from ostinato.checks import small_batches, small_model
-    >>> adapted = adapt(small_model(), "vdp")
-    >>> adapted(small_batches(1)[0]).shape
+    >>> from ostinato.checks import small_adapted
+    >>> small_adapted("vdp").last.logits.shape
     torch.Size([8, 5])
     """
 
-    name = "vdp"
     Config = VdpConfig
     info = MethodInfo(
         title="VDP",
         paper="Gan et al., AAAI 2023",
         trains="two square prompts in the input",
-        predicts="teacher",
         setting="none by its authors: ours",
         differences=(
             "no public release; our reading: additive squares in two opposite corners, a quarter "
@@ -137,6 +133,7 @@ class Vdp(Method):
             "loss's fall over its squared change, summed over past domains; a new domain is a "
             "fall of mean confidence by 0.1; Adam at 1e-3; Hugging Face and torchvision work too"
         ),
+        predicts="teacher",
     )
     presets = {"imagenet-c": {"lr": 1e-3}, "cifar100-c": {"lr": 1e-3}}
 

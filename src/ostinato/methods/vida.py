@@ -8,31 +8,30 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from ostinato.methods._settings import TeacherConfig, WarmedConfig
 from ostinato.methods._warmed import Warmed
-from ostinato.methods.base import Input, MethodConfig, MethodInfo, Objective
+from ostinato.methods.base import Input, MethodInfo, Objective
 from ostinato.models import VisionModel
 from ostinato.ops.adapters import Adapted, beside_attention
 from ostinato.ops.augment import cotta_view
 from ostinato.ops.consistency import symmetric_cross_entropy
 from ostinato.ops.heads import select_classes
-from ostinato.ops.optim import OptimizerName, OptimizerState, make_optimizer
+from ostinato.ops.optim import OptimizerState, make_optimizer
 from ostinato.ops.teacher import Substitute, Teacher, restore_
 from ostinato.ops.trainable import Weights
 from ostinato.registry import METHODS
 from ostinato.types import Decision
 
 
-class VidaConfig(MethodConfig):
+class VidaConfig(TeacherConfig, WarmedConfig):
     """Settings of ViDA.
 
     >>> VidaConfig(low_rank=2).high_rank
     128
     """
 
-    optimizer: OptimizerName = Field("sgd", description="adam, adamw or sgd")
     lr: float = Field(5e-7, ge=0, description="learning rate of the model")
     adapter_lr: float = Field(2e-7, ge=0, description="learning rate of the adapters")
-    nesterov: bool = Field(True, description="Nesterov's form of the momentum, for sgd")
     low_rank: int = Field(1, ge=1, description="rank of the domain-specific adapters")
     high_rank: int = Field(128, ge=1, description="rank of the domain-agnostic adapters")
     ema: float = Field(0.999, ge=0, le=1, description="share the teacher's model keeps")
@@ -41,10 +40,6 @@ class VidaConfig(MethodConfig):
     uncertainty_scale: float = Field(0.1, gt=0, description="times the variance of the logits")
     threshold: float = Field(0.2, ge=0, description="uncertainty from which the high rank leads")
     restore: float = Field(0.0, ge=0, le=1, description="probability to restore a source value")
-    warmed: bool = Field(True, description="start from adapters warmed on source images")
-    warm_steps: int = Field(200, ge=1, description="updates of the preparation")
-    warm_lr: float = Field(1e-4, gt=0, description="learning rate of the preparation")
-    warm_batch: int = Field(50, ge=1, description="images per update of the preparation")
     warm_held: float = Field(0.2, ge=0, lt=1, description="share of images that ends it in time")
 
 
@@ -60,17 +55,18 @@ def scales_for(uncertainty: float, threshold: float) -> tuple[float, float]:
 
 @METHODS.register("vida")
 class Vida(Warmed):
-    """A mean teacher over model and adapters, with two rates and scales set by uncertainty."""
+    """A mean teacher over model and adapters, with two rates and scales set by uncertainty.
 
-    name = "vida"
-    rates = ("lr", "adapter_lr")
+    >>> from ostinato.checks import small_adapted
+    >>> small_adapted("vida").last.logits.shape
+    torch.Size([8, 5])
+    """
+
     Config = VidaConfig
     info = MethodInfo(
         title="ViDA",
         paper="Liu et al., ICLR 2024",
         trains="all parameters, and adapters beside the attention's linear layers",
-        predicts="teacher",
-        needs=frozenset({"prepared file"}),
         setting="ImageNet-C, ViT-B/16",
         differences=(
             "both scales follow the uncertainty, as in the paper (in the release the high rank's "
@@ -79,6 +75,8 @@ class Vida(Warmed):
             "every image has its own draw of the views; "
             "warmed=False runs from adapters without effect and needs no file"
         ),
+        predicts="teacher",
+        needs=frozenset({"prepared file"}),
     )
     presets = {
         "imagenet-c": {"optimizer": "sgd", "lr": 5e-7, "adapter_lr": 2e-7, "threshold": 0.2},
@@ -90,6 +88,7 @@ class Vida(Warmed):
             "threshold": 0.05,
         },
     }
+    rates = ("lr", "adapter_lr")
 
     @classmethod
     def beside(cls, model: VisionModel, config: Any, generator: torch.Generator) -> Adapted:

@@ -7,7 +7,8 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from ostinato.methods._levelled import Levelled
-from ostinato.methods.base import Input, MethodConfig, MethodInfo, Objective
+from ostinato.methods._settings import VectorsConfig
+from ostinato.methods.base import Input, MethodInfo, Objective
 from ostinato.ops.heads import select_classes
 from ostinato.ops.losses import softmax_entropy
 from ostinato.ops.shifts import ShiftDetector
@@ -17,7 +18,7 @@ from ostinato.registry import METHODS
 from ostinato.types import Decision
 
 
-class ZoaConfig(MethodConfig):
+class ZoaConfig(VectorsConfig):
     """Settings of ZOA.
 
     >>> ZoaConfig().margin
@@ -25,41 +26,29 @@ class ZoaConfig(MethodConfig):
     """
 
     lr: float = Field(5e-4, ge=0, description="learning rate of what is beside the mix")
-    rest_decay: float = Field(0.4, ge=0, description="its weight decay")
     probe: float = Field(0.02, gt=0, description="length of a trial step")
     mix_lr: float = Field(0.01, ge=0, description="learning rate of the mix")
-    mix_decay: float = Field(0.1, ge=0, description="weight decay of the mix")
     mix_probe: float = Field(0.05, gt=0, description="length of a trial step of the mix")
     mix_scale: float = Field(10.0, gt=0, description="steepness of the mix")
     weight: float = Field(30.0, ge=0, description="lambda of the gap to the source's features")
     rate: float = Field(0.1, gt=0, le=1, description="share of a batch in the target's mean")
-    threshold: float = Field(0.1, gt=0, description="distance from which a batch is a new domain")
-    least: int = Field(32, ge=1, description="images below which no batch is judged")
     vectors: int = Field(32, ge=1, description="domain vectors kept; one of two alike is let go")
-    margin: float = Field(0.01, gt=0, description="mean length from which a new vector leads")
 
 
 @METHODS.register("zoa")
 class Zoa(Levelled):
     """One forward as it is, one a random step away; their losses tell which way to go.
 
-    >>> import ostinato
-    >>> from ostinato.checks import small_batches, small_model
-    >>> first, clean = small_batches(2)
-    >>> prepared = ostinato.prepare(small_model(), "zoa", clean)
-    >>> ostinato.adapt(small_model(), "zoa", prepared=prepared)(first).shape
+    >>> from ostinato.checks import small_adapted
+    >>> small_adapted("zoa").last.logits.shape
     torch.Size([8, 5])
     """
 
-    name = "zoa"
-    rates = ("lr",)
     Config = ZoaConfig
     info = MethodInfo(
         title="ZOA",
         paper="Deng et al., ACM MM 2025",
         trains="affine parameters of the norms in blocks 1 to 8, without gradients",
-        predicts="before",
-        needs=frozenset({"prepared file"}),
         setting="ImageNet-C, ViT-B/16 of 8 bits",
         differences=(
             "for models that are not quantised, with the settings of its 8-bit ViT-B; batches of "
@@ -71,8 +60,10 @@ class Zoa(Levelled):
             "does not beat Source on a real ViT-Tiny at its authors' rate (92.9 against 78.3 % "
             "error), which is for a ViT-B; at a hundredth of it it does, by little (77.2)"
         ),
+        needs=frozenset({"prepared file"}),
     )
     presets = {"imagenet-c": {"lr": 5e-4}}
+    rates = ("lr",)
 
     def configure(self) -> None:
         """An empty bank and the detector, beside what is known of the source."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ostinato.methods.choosing import is_own
+from ostinato.methods.contract import is_own
 from ostinato.report.figure import Data, Figure, Part, Value, listing, rounded
 from ostinato.report.runs import Variant
 from ostinato.report.style import End, canvas, label_ends, tip, to_svg

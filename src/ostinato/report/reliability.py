@@ -10,8 +10,8 @@ from ostinato.report.figure import Data, Figure, Missing, Part, listing, rounded
 from ostinato.report.over_time import WORDS
 from ostinato.report.runs import Variant
 from ostinato.report.style import FAINT, End, canvas, fold, label_ends, room_for, tip, to_svg
-from ostinato.scoring.calibration import Bin, calibration_error, reliability
 from ostinato.scoring.forgetting import higher_is_better
+from ostinato.scoring.metrics import Bin, calibration_error, reliability
 
 _COLUMNS = 4
 _LEAST = 3

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from ostinato.errors import ConfigError, DataError
-from ostinato.methods.choosing import own_methods
+from ostinato.methods.contract import own_methods
 from ostinato.registry import METHODS
 from ostinato.report.style import DASHES, GREY, MARKERS, PALETTE
-from ostinato.running.diagnostics import read_diagnostics
 from ostinato.running.provenance import Provenance
 from ostinato.running.results import RunFolder
+from ostinato.running.samples import read_diagnostics
 from ostinato.scoring.record import Record
 from ostinato.scoring.summary import Summary, summarise
 

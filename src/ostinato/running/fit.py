@@ -152,6 +152,6 @@ def count_outputs(vision: VisionModel, image: Tensor, name: str, advice: str) ->
 
 
 def _load_one(stream: Stream, domain: Domain, index: int) -> Tensor:
-    from ostinato.data.transforms import transform_image
+    from ostinato.data.loading import transform_image
 
     return transform_image(stream.config.transform, domain.dataset.image(index))[None]

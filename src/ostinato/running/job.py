@@ -5,25 +5,29 @@ Whatever can be known to be wrong is found here, before a run's folder exists.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
-from ostinato.api import adapt, collect_statistics, prepare
-from ostinato.data.corruptions import Constants, corrupt
+from ostinato.api import adapt_by, collect_statistics, prepare
+from ostinato.data.corruptions import corrupt
 from ostinato.data.datasets.base import Dataset, open_dataset
 from ostinato.data.mosaic import MOSAIC
 from ostinato.data.opening import DomainsConfig, Opener
-from ostinato.data.splits import shuffled
+from ostinato.data.segments import shuffled
 from ostinato.data.stand_ins import EMBEDDED, TUNE, stand_in
 from ostinato.data.streams import Stream, build_stream
 from ostinato.errors import ConfigError, MissingResource
 from ostinato.methods.base import Method
-from ostinato.methods.choosing import choose_method, free_presets
-from ostinato.methods.contract import MethodConfig, Need, resolve_config
+from ostinato.methods.contract import (
+    MethodConfig,
+    Need,
+    choose_method,
+    free_presets,
+    resolve_config,
+)
 from ostinato.models.loading import check_model, load_model
 from ostinato.ops.processes import ALONE, Processes
 from ostinato.ops.snapshot import State, load_state, save_state
@@ -81,16 +85,15 @@ class Job:
             cache: where preparations are kept that runs can share.
             processes: those that do the run together.
         """
-        spec = self.spec
-        needs = METHODS[spec.method].needs(self.config)
+        kind = METHODS[self.spec.method]
+        needs = kind.needs(self.config)
         help_given: dict[str, Any] = {}
         if "source statistics" in needs:
             help_given["statistics"] = self._statistics()
         if "prepared file" in needs:
             help_given["prepared"] = self._prepared(folder, cache)
-        help_given |= {"normalize": spec.normalize, "group": processes}
-        settings = self.config.model_dump()
-        return adapt(self.model, spec.method, preset=None, **help_given, **settings)
+        help_given |= {"normalize": self.spec.normalize, "group": processes}
+        return adapt_by(self.model, kind, self.config, **help_given)
 
     def _statistics(self) -> SourceStatistics:
         given = self.spec.statistics
@@ -241,18 +244,9 @@ class _CorruptOn:
 
     device: str
 
-    def __call__(
-        self,
-        images: Tensor,
-        name: str,
-        severity: int,
-        seeds: Sequence[int],
-        *,
-        constants: Constants,
-    ) -> Tensor:
+    def __call__(self, images: Tensor, *how: Any, **constants: Any) -> Tensor:
         """`ostinato.data.corruptions.corrupt`, there and back."""
-        on = images.to(self.device)
-        return corrupt(on, name, severity, seeds, constants=constants).cpu()
+        return corrupt(images.to(self.device), *how, **constants).cpu()
 
 
 def open_stream(spec: Spec) -> Stream:

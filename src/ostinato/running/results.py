@@ -19,9 +19,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from ostinato.errors import ConfigError, DataError, StateError
-from ostinato.running.chain import RecordChain, seal, unseal
 from ostinato.running.provenance import Provenance, spec_hash
-from ostinato.running.run_files import lock, make_folder, read_json, write_json
+from ostinato.running.run_files import (
+    RecordChain,
+    is_free,
+    lock,
+    make_folder,
+    read_json,
+    read_records,
+    seal,
+    unseal,
+    write_json,
+)
 from ostinato.scoring.record import Record
 from ostinato.scoring.summary import Summary
 
@@ -74,7 +83,7 @@ class RunFolder:
     ) -> RunFolder:
         """Start a run in a folder that is new or empty."""
         path, digest = Path(path), spec_hash(spec)
-        if not _is_free(path):
+        if not is_free(path):
             raise ConfigError(_occupied(path, digest))
         provenance = provenance or Provenance.collect()
         make_folder(path)
@@ -288,24 +297,8 @@ class RunFolder:
 
     def _scan(self, limit: int | None = None) -> tuple[list[Record], int, RecordChain]:
         """The whole records (the first `limit`), the bytes they take, and the chain's end."""
-        path = self.path / "records.jsonl"
-        records: list[Record] = []
-        size, chain = 0, self.chain()
-        if not path.is_file():
-            return records, size, chain
-        with path.open("rb") as file:
-            for line in file:
-                if len(records) == limit or not line.endswith(b"\n"):
-                    break
-                try:
-                    records.append(chain.read(line))
-                except DataError as error:
-                    raise DataError(
-                        f"{path}, line {len(records) + 1} {error}. Cut the file before this line "
-                        "and resume."
-                    ) from None
-                size += len(line)
-        return records, size, chain
+        chain = self.chain()
+        return *read_records(self.path / "records.jsonl", chain, limit), chain
 
     def _cut(self, count: int) -> None:
         file = self._writer()
@@ -333,14 +326,6 @@ def find_run(
             found.append(run)
     found.sort(key=lambda run: run.is_complete == begun)
     return found[0].path if found else None
-
-
-def _is_free(path: Path) -> bool:
-    """Whether a run may start here; what a kill within `create` leaves does not count."""
-    if not path.exists():
-        return True
-    remains = ("provenance.json", ".provenance.json.*.tmp", ".spec.json.*.tmp")
-    return path.is_dir() and all(any(map(f.match, remains)) for f in path.iterdir())
 
 
 def _occupied(path: Path, digest: str) -> str:

@@ -1,5 +1,6 @@
-"""Pictures of a segmentation run: one image a domain, as the source model and the method see it.
+"""What a run keeps for its report beside the records: pictures, and what the method says of itself.
 
+Pictures are of segmentation: one image a domain, as the source model and the method see it.
 The middle image of every stretch is chosen, which is the same image in every round of a stream
 that repeats its images. What the untouched source model says is found before the run begins or
 goes on, from a model of its own; what the method says is kept as its turn comes. Both lie in the
@@ -9,12 +10,14 @@ run's folder, scaled down, and are written whole or not at all, so that a run ca
 samples/BATCH.npz          image, label and the source model's prediction
 samples/BATCH-after.npz    the method's prediction
 ```
+
+Diagnostics are what a method says of its state after the last batch.
 """
 
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -25,6 +28,8 @@ from numpy.typing import NDArray
 
 from ostinato.errors import DataError
 from ostinato.ops.files import write_atomically
+from ostinato.running.results import RunFolder
+from ostinato.running.run_files import read_json, seal, unseal, write_json
 from ostinato.scoring.metrics import IGNORE, mean_iou
 
 if TYPE_CHECKING:
@@ -34,7 +39,8 @@ if TYPE_CHECKING:
     from ostinato.running.job import Job
     from ostinato.types import Batch
 
-_FOLDER = "samples"
+
+_FOLDER, _DIAGNOSTICS = "samples", "diagnostics.json"
 _SIDE = 320
 """Pixels of the longer side that are kept."""
 Map = NDArray[np.uint8]
@@ -200,3 +206,20 @@ def _read(path: Path) -> dict[str, Any]:
             return {name: stored[name] for name in stored.files}
     except (OSError, ValueError, EOFError) as error:
         raise DataError(f"{path} cannot be read ({error}); delete it.") from None
+
+
+def write_diagnostics(folder: RunFolder, values: Mapping[str, Any]) -> None:
+    """Keep plain values beside a run's records; a method that is silent leaves no file."""
+    if values:
+        write_json(folder.path / _DIAGNOSTICS, seal(folder.hash, dict(values)))
+
+
+def read_diagnostics(folder: RunFolder) -> dict[str, Any]:
+    """What was kept; empty where nothing was. A file that was changed is a DataError."""
+    place = folder.path / _DIAGNOSTICS
+    if not place.is_file():
+        return {}
+    try:
+        return unseal(folder.hash, read_json(place))
+    except DataError as error:
+        raise DataError(f"{place} {error}") from None

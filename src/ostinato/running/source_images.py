@@ -16,8 +16,7 @@ from ostinato.data.datasets.folder import FolderDataset
 from ostinato.data.loading import load_batch
 from ostinato.data.mosaic import MOSAIC
 from ostinato.data.opening import Opener
-from ostinato.data.segments import Domain
-from ostinato.data.splits import shuffled
+from ostinato.data.segments import Domain, shuffled
 from ostinato.data.stand_ins import EMBEDDED, TUNE, stand_in
 from ostinato.errors import ConfigError, DataError, did_you_mean
 from ostinato.models import Normalize, VisionModel

@@ -9,8 +9,7 @@ from pydantic import Field, PrivateAttr, field_validator, model_validator
 
 from ostinato.config import Config, Seed
 from ostinato.errors import ConfigError
-from ostinato.methods.choosing import choose_method, is_own, owner_of
-from ostinato.methods.contract import MethodConfig
+from ostinato.methods.contract import MethodConfig, choose_method, is_own, owner_of
 from ostinato.models import Normalize
 from ostinato.models.dense import check_scales, check_windows
 from ostinato.ops.precision import Precision

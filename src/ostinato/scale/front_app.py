@@ -11,11 +11,10 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, FastAPI, HTTPException, Query, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
-from ostinato import __version__
 from ostinato.scale.calls import Call, Reply
 from ostinato.scale.front import Front
 from ostinato.scale.front_metrics import merged
-from ostinato.serve.app import caller_of, needs, roles_of
+from ostinato.serve.app import bare_app, caller_of, needs, roles_of
 from ostinato.serve.errors import add_handlers
 from ostinato.serve.guard import Guard
 from ostinato.serve.keys import Keys
@@ -217,15 +216,7 @@ def make_front_app(front: Front, store: Store, opened: Callable[[], Any] | None 
         yield
         front.ready, front.leaving = False, True
 
-    app = FastAPI(
-        title="Ostinato",
-        version=__version__,
-        lifespan=lifespan,
-        docs_url=None,
-        redoc_url=None,
-        openapi_url=None,
-        redirect_slashes=False,
-    )
+    app = bare_app(lifespan)
     keys = Keys(store)
     app.state.fleet, app.state.keys, app.state.store = front, keys, store
     app.include_router(router)

@@ -8,7 +8,6 @@ import numpy as np
 
 from ostinato.config import Config
 from ostinato.errors import DataError
-from ostinato.scoring.calibration import calibration_error, reliability
 from ostinato.scoring.forgetting import (
     Metric,
     cells,
@@ -16,7 +15,7 @@ from ostinato.scoring.forgetting import (
     round_means,
     total_mean,
 )
-from ostinato.scoring.metrics import Cost, class_iou, cost
+from ostinato.scoring.metrics import Cost, calibration_error, class_iou, cost, reliability
 from ostinato.scoring.record import Record
 from ostinato.scoring.routing import Routing, domains_over_time, routing
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI, HTTPException, Request, Security
@@ -76,6 +76,22 @@ Fleeted = Annotated[Fleet, Depends(fleet_of)]
 Operated = Annotated[Operations, Depends(operations_of)]
 
 
+def bare_app(
+    lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]], description: str = ""
+) -> FastAPI:
+    """An application without routes; its pages of documentation are ours, not the framework's."""
+    return FastAPI(
+        title="Ostinato",
+        version=__version__,
+        description=description,
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+        redirect_slashes=False,
+    )
+
+
 def make_app(fleet: Fleet, opened: Callable[[], None] | None = None) -> FastAPI:
     """The application; it starts the fleet with itself and stops it at its end.
 
@@ -95,16 +111,7 @@ def make_app(fleet: Fleet, opened: Callable[[], None] | None = None) -> FastAPI:
         finally:
             fleet.stop()
 
-    app = FastAPI(
-        title="Ostinato",
-        version=__version__,
-        description=DESCRIPTION,
-        lifespan=lifespan,
-        docs_url=None,
-        redoc_url=None,
-        openapi_url=None,
-        redirect_slashes=False,
-    )
+    app = bare_app(lifespan, DESCRIPTION)
     keys = Keys(fleet.store)
     app.state.fleet, app.state.keys = fleet, keys
     for module in (routes_predict, routes_operate, routes_read, routes_page):

@@ -6,7 +6,6 @@ when they are full is told to come back, and so is who has waited longer than he
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import deque
 from concurrent.futures import Future
@@ -20,6 +19,7 @@ from ostinato.methods.ostinato.common import Answer
 from ostinato.serve.answers import Ranked
 from ostinato.serve.forwards import Forwards
 from ostinato.serve.stream import Stream
+from ostinato.serve.threads import Working
 
 
 class Busy(OstinatoError):
@@ -63,7 +63,7 @@ class Job:
     arrived: float = field(default_factory=time.monotonic)
 
 
-class Batcher:
+class Batcher(Working):
     """The thread that gathers requests, for one forward after another, once there is room for it.
 
     Args:
@@ -83,28 +83,15 @@ class Batcher:
         most: int,
         threads: int,
     ) -> None:
+        super().__init__("ostinato-answers")
         self.forwards, self.images = forwards, images
         self.wait, self.most, self.threads = wait, most, threads
         self._jobs: deque[Job] = deque()
-        self._ready = threading.Condition()
-        self._stopping = False
         self.waiting = 0
-        self._thread = threading.Thread(target=self._work, name="ostinato-answers", daemon=True)
-
-    def start(self) -> None:
-        """Begin."""
-        self._thread.start()
-
-    def alive(self) -> bool:
-        """Whether the thread works."""
-        return self._thread.is_alive()
 
     def stop(self) -> None:
         """Answer what waits, and end."""
-        with self._ready:
-            self._stopping = True
-            self._ready.notify_all()
-        self._thread.join()
+        super().stop()
         self.forwards.stop()
 
     def busy(self) -> bool:

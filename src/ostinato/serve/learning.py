@@ -20,6 +20,7 @@ import torch
 from ostinato.serve.budget import Budget
 from ostinato.serve.lanes import entered, make_lane
 from ostinato.serve.stream import Entry, Stream
+from ostinato.serve.threads import Working
 
 T = TypeVar("T")
 TICK = 0.25
@@ -28,7 +29,7 @@ PAUSE = 0.001
 """Seconds between two looks at whether requests still wait."""
 
 
-class Learner:
+class Learner(Working):
     """The thread.
 
     Args:
@@ -55,32 +56,15 @@ class Learner:
         threads: int,
         device: torch.device,
     ) -> None:
+        super().__init__("ostinato-learner")
         self.budget, self.busy, self.threads = Budget(share), busy, threads
         self._since = 0.0
         self._learned, self._failed, self._tick, self._hold = learned, failed, tick, hold
         self._commands: deque[tuple[Callable[[], object], Future[object]]] = deque()
         self._streams: dict[Stream, None] = {}  # in the order they came
-        self._ready = threading.Condition()
-        self._stopping = False
         self.seconds = self._ticked = 0.0
         self._teaching: Stream | None = None
         self.lane = make_lane(device, urgency=0)
-        self._thread = threading.Thread(target=self._work, name="ostinato-learner", daemon=True)
-
-    def start(self) -> None:
-        """Begin."""
-        self._thread.start()
-
-    def alive(self) -> bool:
-        """Whether the thread works."""
-        return self._thread.is_alive()
-
-    def stop(self) -> None:
-        """Finish what is being learned, and end."""
-        with self._ready:
-            self._stopping = True
-            self._ready.notify()
-        self._thread.join()
 
     def wake(self, stream: Stream) -> None:
         """A stream has something to learn from."""

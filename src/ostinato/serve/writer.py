@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import sqlite3
-import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -22,6 +21,7 @@ from ostinato.ops.allocator import give_back
 from ostinato.ops.snapshot import State
 from ostinato.serve.snapshots import keep_latest, write_snapshot
 from ostinato.serve.store import SnapshotRow, Store
+from ostinato.serve.threads import Working
 
 Row: TypeAlias = tuple[str, tuple[Any, ...]]
 """A table, and what goes into it; a stream's id comes first."""
@@ -72,8 +72,8 @@ class SnapshotJob:
     done: Future[SnapshotRow] = field(default_factory=Future)
 
 
-class Writer:
-    """The thread that writes.
+class Writer(Working):
+    """The thread that writes; when it stops, what is left is written or given up.
 
     Args:
         store: the index.
@@ -90,6 +90,7 @@ class Writer:
     def __init__(
         self, store: Store, *, keep: int, events: int, answers: int, log: str | None = None
     ) -> None:
+        super().__init__("ostinato-writer")
         self.log = log
         self.store, self.keep = store, keep
         self.most = {"events": events, "answers": answers}
@@ -99,26 +100,9 @@ class Writer:
         self._jobs: deque[SnapshotJob] = deque()
         self._job: SnapshotJob | None = None  # the one that is being written
         self._lines: deque[bytes] = deque(maxlen=PENDING)  # for the log
-        self._ready = threading.Condition()
-        self._stopping = self._idle = False
+        self._idle = False
         self._unpruned: dict[int, int] = {}
         self._resting = True  # nothing was done since free memory went back
-        self._thread = threading.Thread(target=self._work, name="ostinato-writer", daemon=True)
-
-    def start(self) -> None:
-        """Begin."""
-        self._thread.start()
-
-    def alive(self) -> bool:
-        """Whether the thread works."""
-        return self._thread.is_alive()
-
-    def stop(self) -> None:
-        """Write what is left, and end; what cannot be written is given up."""
-        with self._ready:
-            self._stopping = True
-            self._ready.notify_all()
-        self._thread.join()
 
     # What others hand over.
 

@@ -10,12 +10,18 @@ from rich.console import Console
 from ostinato.errors import ConfigError, MissingResource, OstinatoError
 from ostinato.registry import METHODS, TABLES
 from ostinato.scoring.summary import Summary
-from ostinato.tables.cells import class_block, printed_row, value, views_name, weights_name
+from ostinato.tables.cells import (
+    class_block,
+    printed_row,
+    seed_note,
+    value,
+    views_name,
+    weights_name,
+)
 from ostinato.tables.plan import Plan, PlannedRow, insists, plan_table
 from ostinato.tables.render import ClassBlock, Heading, TableResult, TableRow
 from ostinato.tables.request import Outcome, Request
 from ostinato.tables.rows import by_stream, run_ahead, run_group
-from ostinato.tables.seeds import seed_note
 from ostinato.tables.table import Measure, Table
 from ostinato.tables.together import Workers, run_together
 

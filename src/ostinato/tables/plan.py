@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from ostinato.errors import ConfigError, OstinatoError, UnknownName
-from ostinato.methods.choosing import choose_method, is_own
-from ostinato.methods.contract import resolve_config
+from ostinato.methods.contract import choose_method, is_own, resolve_config
 from ostinato.registry import METHODS
 from ostinato.running.job import check
 from ostinato.running.spec import CheckedSpec, Spec, merge, split_label

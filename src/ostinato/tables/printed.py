@@ -1,28 +1,79 @@
 """Printed figures: the paper's tables as data, each cell as printed, with notes where it is wrong.
 
-Tables set these rows beside measured ones, marked as printed. `recompute` derives means, Repeat
-Forget and gains from a row's own cells with the definitions that measured rows use, and
-`disagreements` lists where the print says otherwise.
+Tables set these rows beside measured ones, marked as printed; `recomputed` checks their sums.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal, TypeAlias
 
 from ostinato.errors import UnknownName, did_you_mean
-from ostinato.scoring.forgetting import (
-    Cells,
-    Metric,
-    Score,
-    gain,
-    repeat_forget,
-    round_means,
-    total_mean,
-)
+from ostinato.scoring.forgetting import Cells, Metric, Score
 from ostinato.tables import _printed_rows as rows
-from ostinato.tables.printed_row import Cell, Column, Protocol, Row
+
+Kind: TypeAlias = Literal["score", "round mean", "mean", "rf", "gain", "count", "diff", "share"]
+Protocol: TypeAlias = Literal["raw", "normalised", "reservoir"]
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column: its printed heading, what it holds, and of which domain and round.
+
+    >>> Column("Fog", "error", domain="fog").heading
+    'Fog'
+    """
+
+    heading: str
+    kind: Kind
+    domain: str = ""
+    round: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A printed cell; `text` stays as printed, `note` says what is wrong with it.
+
+    >>> Cell("+4.8").value, Cell("/").value
+    (4.8, None)
+    """
+
+    text: str
+    note: str = ""
+
+    @property
+    def value(self) -> float | None:
+        """The number, where the cell holds one."""
+        try:
+            return float(self.text)
+        except ValueError:
+            return None
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One printed row.
+
+    Attributes:
+        method: as printed.
+        reference: where the method was published, as printed.
+        cells: one per column of the table; an empty text where nothing was printed.
+        origin: "paper", or "elsewhere" for stronger figures that it does not list.
+        needs: help beyond the unlabeled stream.
+        predicts: which forward was scored; empty where the source does not say.
+        note: what else to know about the row.
+        protocol: what the model was shown: raw pixels, normalised ones, or another comparison's.
+    """
+
+    method: str
+    reference: str
+    cells: tuple[Cell, ...]
+    origin: Literal["paper", "elsewhere"] = "paper"
+    needs: tuple[str, ...] = ()
+    predicts: str = ""
+    note: str = ""
+    protocol: Protocol = "raw"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,16 +118,6 @@ class PrintedTable:
         }
 
 
-class Disagreement(NamedTuple):
-    """A printed cell that the row's own cells do not give."""
-
-    table: str
-    method: str
-    column: Column
-    printed: float
-    computed: float
-
-
 _ORIGIN: Mapping[Protocol, Literal["paper", "elsewhere"]] = {
     "raw": "paper",
     "normalised": "elsewhere",
@@ -94,62 +135,6 @@ def printed(name: str) -> PrintedTable:
     if name not in PRINTED:
         raise UnknownName(f"There is no printed table {name!r}. {did_you_mean(name, PRINTED)}")
     return PRINTED[name]
-
-
-def recompute(table: PrintedTable, row: Row) -> dict[Column, float]:
-    """What a row's own cells give for its derived columns.
-
-    Means weigh by images; the gain and the difference are taken to the table's first row.
-
-    >>> table = printed("imagenet-plus")
-    >>> given = recompute(table, table.row("ViDA"))
-    >>> {c.heading: round(v, 1) for c, v in given.items() if c.kind in ("mean", "rf")}
-    {'Mean': 52.0, 'RF': 8.8}
-    """
-    if any(column.kind == "diff" for column in table.columns):
-        return _difference(table, row)
-    scores = table.scores(row)
-    if not scores:
-        return {}
-    source = total_mean(table.scores(table.rows[0])).by_images
-    average = total_mean(scores).by_images
-    forget = repeat_forget(scores, table.metric)
-    by_round = round_means(scores)
-    result: dict[Column, float] = {}
-    for column in table.columns:
-        if column.kind == "round mean" and column.round is not None:
-            result[column] = by_round[column.round].by_images
-        elif column.kind == "mean":
-            result[column] = average
-        elif column.kind == "rf" and forget is not None:
-            result[column] = forget.by_images
-        elif column.kind == "gain":
-            result[column] = gain(average, source, table.metric)
-    return result
-
-
-def _difference(table: PrintedTable, row: Row) -> dict[Column, float]:
-    place = {column.kind: at for at, column in enumerate(table.columns)}
-    own = row.cells[place["mean"]].value
-    best = table.rows[0].cells[place["mean"]].value
-    if own is None or best is None:
-        return {}
-    return {table.columns[place["diff"]]: own - best}
-
-
-def disagreements(table: PrintedTable, tolerance: float = 0.1) -> Iterator[Disagreement]:
-    """The derived cells that differ from the row's own cells by more than `tolerance`.
-
-    >>> [(d.method, d.printed, round(d.computed, 1)) for d in disagreements(printed("imagenet-c"))]
-    [('Pseudo-label', 61.2, 66.8), ('Pseudo-label', -5.4, -11.0)]
-    """
-    for row in table.rows:
-        computed = recompute(table, row)
-        for column, cell in zip(table.columns, row.cells, strict=True):
-            if column not in computed or cell.value is None:
-                continue
-            if abs(cell.value - computed[column]) > tolerance + 1e-9:
-                yield Disagreement(table.name, row.method, column, cell.value, computed[column])
 
 
 def _row(

@@ -15,8 +15,7 @@ from ostinato.data.datasets._files import list_images, subfolders
 from ostinato.data.datasets._labelled import LabelledFiles
 from ostinato.data.datasets.array import ArrayDataset
 from ostinato.data.datasets.base import Dataset
-from ostinato.data.segments import Domain
-from ostinato.data.splits import stable_hash
+from ostinato.data.segments import Domain, stable_hash
 from ostinato.errors import ConfigError, DataError
 from ostinato.models import Normalize, VisionModel
 from ostinato.running.source_images import load_source, open_source

@@ -9,9 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ostinato.data.corruptions._core import corruption
+from ostinato.data.corruptions._core import Draws, corruption
 from ostinato.data.corruptions._filters import UNIT, blur, motion, separable
-from ostinato.data.corruptions._random import Draws
 from ostinato.data.corruptions._zoom import zoomed
 
 
@@ -66,7 +65,6 @@ def _disk_gain(radius: float, sigma: float) -> float:
 
 
 @corruption(
-    "defocus_blur",
     "blur",
     imagenet=((3, 0.1), (4, 0.5), (6, 0.5), (8, 0.5), (10, 0.5)),
     cifar=((0.3, 0.4), (0.4, 0.5), (0.5, 0.6), (1, 0.2), (1.5, 0.1)),
@@ -130,7 +128,6 @@ def _inner(height: int, width: int, reach: int, device: torch.device) -> tuple[T
 
 
 @corruption(
-    "glass_blur",
     "blur",
     imagenet=((0.7, 1, 2), (0.9, 2, 1), (1, 2, 3), (1.1, 3, 2), (1.5, 4, 2)),
     cifar=((0.05, 1, 1), (0.25, 1, 1), (0.4, 1, 1), (0.25, 1, 2), (0.4, 1, 2)),
@@ -149,7 +146,6 @@ def glass_blur(x: Tensor, c: tuple[float, int, int], draws: Draws) -> Tensor:
 
 
 @corruption(
-    "motion_blur",
     "blur",
     imagenet=((10, 3), (15, 5), (15, 8), (15, 12), (20, 15)),
     cifar=((6, 1), (6, 1.5), (6, 2), (8, 2), (9, 2.5)),
@@ -167,7 +163,6 @@ def _factors(stop: float, step: float, centred: bool) -> tuple[tuple[float, ...]
 
 
 @corruption(
-    "zoom_blur",
     "blur",
     imagenet=(
         _factors(1.11, 0.01, False),
@@ -189,11 +184,7 @@ def zoom_blur(x: Tensor, c: tuple[tuple[float, ...], bool], draws: Draws) -> Ten
 
 
 @corruption(
-    "gaussian_blur",
-    "blur",
-    imagenet=(1.0, 2.0, 3.0, 4.0, 6.0),
-    cifar=(0.4, 0.6, 0.7, 0.8, 1.0),
-    random=False,
+    "blur", imagenet=(1.0, 2.0, 3.0, 4.0, 6.0), cifar=(0.4, 0.6, 0.7, 0.8, 1.0), random=False
 )
 def gaussian_blur(x: Tensor, c: float, draws: Draws) -> Tensor:
     """A Gaussian of standard deviation c."""

@@ -9,17 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ostinato.data.corruptions._core import corruption
+from ostinato.data.corruptions._core import Draws, corruption
 from ostinato.data.corruptions._filters import gaussian_weights, separable
-from ostinato.data.corruptions._random import Draws
 
 
 @corruption(
-    "contrast",
-    "digital",
-    imagenet=(0.4, 0.3, 0.2, 0.1, 0.05),
-    cifar=(0.75, 0.5, 0.4, 0.3, 0.15),
-    random=False,
+    "digital", imagenet=(0.4, 0.3, 0.2, 0.1, 0.05), cifar=(0.75, 0.5, 0.4, 0.3, 0.15), random=False
 )
 def contrast(x: Tensor, c: float, draws: Draws) -> Tensor:
     """Shrink every channel towards its mean."""
@@ -29,7 +24,6 @@ def contrast(x: Tensor, c: float, draws: Draws) -> Tensor:
 
 
 @corruption(
-    "saturate",
     "digital",
     imagenet=((0.3, 0), (0.1, 0), (2, 0), (5, 0.1), (20, 0.2)),
     cifar=((0.3, 0), (0.1, 0), (1.5, 0), (2, 0.1), (2.5, 0.2)),
@@ -81,7 +75,6 @@ def _boxes(size: int, share: float, device: torch.device) -> tuple[Tensor, Tenso
 
 
 @corruption(
-    "pixelate",
     "digital",
     imagenet=(0.6, 0.5, 0.4, 0.3, 0.25),
     cifar=(0.95, 0.9, 0.85, 0.75, 0.65),
@@ -150,7 +143,6 @@ def _affine(x: Tensor, reach: float, draws: Draws) -> Tensor:
 
 
 @corruption(
-    "elastic_transform",
     "digital",
     # displacement per unit of height, smoothing per unit of size, affine reach per unit of size
     imagenet=tuple((0.005 * 250 * a, 0.01, 0.0) for a in (0.05, 0.065, 0.085, 0.1, 0.12)),

@@ -12,9 +12,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from ostinato.data.corruptions._core import corruption
+from ostinato.data.corruptions._core import Draws, corruption
 from ostinato.data.corruptions._filters import blur, magnify, motion
-from ostinato.data.corruptions._random import Draws
 from ostinato.data.corruptions.weather import grey, plasma
 
 
@@ -38,7 +37,7 @@ def _haze(levels: Tensor, thickness: Tensor, light: tuple[float, float, float]) 
     return levels * (1 - thickness) + air * thickness
 
 
-@corruption("driving_fog", "driving", imagenet=(0.8, 1.2, 1.8, 2.6, 3.6))
+@corruption("driving", imagenet=(0.8, 1.2, 1.8, 2.6, 3.6))
 def driving_fog(x: Tensor, c: float, draws: Draws) -> Tensor:
     """Fog that thickens with distance: light falls off as 1 / (1 + thickness·depth)²."""
     near = _nearness(x, draws)
@@ -56,7 +55,6 @@ def _dark(gain: float, gamma: float, device: torch.device) -> Tensor:
 
 
 @corruption(
-    "driving_night",
     "driving",
     # brightness, gamma, noise in grey levels
     imagenet=((0.62, 1.3, 3), (0.48, 1.5, 5), (0.36, 1.7, 7), (0.27, 1.9, 9), (0.2, 2.1, 12)),
@@ -97,7 +95,6 @@ def _streaks(
 
 
 @corruption(
-    "driving_rain",
     "driving",
     # share of drops, length of streaks per height, haze, darkness
     imagenet=(
@@ -123,7 +120,6 @@ def driving_rain(x: Tensor, c: tuple[float, float, float, float], draws: Draws) 
 
 
 @corruption(
-    "driving_snow",
     "driving",
     # share of flakes, haze, snow on the ground
     imagenet=(

@@ -15,8 +15,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from ostinato.data.corruptions._core import corruption
-from ostinato.data.corruptions._random import Draws, image_keys
+from ostinato.data.corruptions._core import Draws, corruption, image_keys
 
 # The tables of the JPEG standard's annex K, for luma and chroma at quality 50.
 _LUMA = (
@@ -177,13 +176,7 @@ def codec_agrees() -> bool:
         return False
 
 
-@corruption(
-    "jpeg_compression",
-    "digital",
-    imagenet=(25, 18, 15, 10, 7),
-    cifar=(80, 65, 58, 50, 40),
-    random=False,
-)
+@corruption("digital", imagenet=(25, 18, 15, 10, 7), cifar=(80, 65, 58, 50, 40), random=False)
 def jpeg_compression(x: Tensor, c: int, draws: Draws) -> Tensor:
     """What is left after baseline JPEG at quality c with halved chroma."""
     if x.device.type == "cpu" and codec_agrees():

@@ -7,31 +7,20 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from ostinato.data.corruptions._core import corruption
-from ostinato.data.corruptions._random import Draws
+from ostinato.data.corruptions._core import Draws, corruption
 
 # Quantiles kept of every Poisson distribution; 256 levels × 4096 bytes stay in a core's cache.
 _QUANTILES = 4096
 
 
-@corruption(
-    "gaussian_noise",
-    "noise",
-    imagenet=(0.08, 0.12, 0.18, 0.26, 0.38),
-    cifar=(0.04, 0.06, 0.08, 0.09, 0.10),
-)
+@corruption("noise", imagenet=(0.08, 0.12, 0.18, 0.26, 0.38), cifar=(0.04, 0.06, 0.08, 0.09, 0.10))
 def gaussian_noise(x: Tensor, c: float, draws: Draws) -> Tensor:
     """Add normal noise of standard deviation c to every channel of every pixel."""
     noise = draws.normal(0, tuple(x.shape[1:]))
     return noise.mul_(255 * c).add_(x)
 
 
-@corruption(
-    "speckle_noise",
-    "noise",
-    imagenet=(0.15, 0.2, 0.35, 0.45, 0.6),
-    cifar=(0.06, 0.1, 0.12, 0.16, 0.2),
-)
+@corruption("noise", imagenet=(0.15, 0.2, 0.35, 0.45, 0.6), cifar=(0.06, 0.1, 0.12, 0.16, 0.2))
 def speckle_noise(x: Tensor, c: float, draws: Draws) -> Tensor:
     """Multiply every value by a normal number of mean 1 and standard deviation c."""
     noise = draws.normal(0, tuple(x.shape[1:]))
@@ -54,12 +43,7 @@ def _shot_table(rate: float, device: torch.device) -> Tensor:
     return table.to(torch.uint8).flatten().to(device)
 
 
-@corruption(
-    "shot_noise",
-    "noise",
-    imagenet=(60.0, 25.0, 12.0, 5.0, 3.0),
-    cifar=(500.0, 250.0, 100.0, 75.0, 50.0),
-)
+@corruption("noise", imagenet=(60.0, 25.0, 12.0, 5.0, 3.0), cifar=(500.0, 250.0, 100.0, 75.0, 50.0))
 def shot_noise(x: Tensor, c: float, draws: Draws) -> Tensor:
     """Photon counting: Poisson counts at c photons per unit of light."""
     index = draws.words(0, tuple(x.shape[1:])) >> 4
@@ -67,12 +51,7 @@ def shot_noise(x: Tensor, c: float, draws: Draws) -> Tensor:
     return _shot_table(c, x.device).index_select(0, index.view(-1)).view(x.shape)
 
 
-@corruption(
-    "impulse_noise",
-    "noise",
-    imagenet=(0.03, 0.06, 0.09, 0.17, 0.27),
-    cifar=(0.01, 0.02, 0.03, 0.05, 0.07),
-)
+@corruption("noise", imagenet=(0.03, 0.06, 0.09, 0.17, 0.27), cifar=(0.01, 0.02, 0.03, 0.05, 0.07))
 def impulse_noise(x: Tensor, c: float, draws: Draws) -> Tensor:
     """Turn a share c of the values to black or white, evenly."""
     words = draws.words(0, tuple(x.shape[1:]))

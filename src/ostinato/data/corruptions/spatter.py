@@ -6,9 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ostinato.data.corruptions._core import corruption
+from ostinato.data.corruptions._core import Draws, corruption
 from ostinato.data.corruptions._filters import blur
-from ostinato.data.corruptions._random import Draws
 
 _FAR = 20
 _WATER = (175.0, 238.0, 238.0)
@@ -112,7 +111,6 @@ def _mud(x: Tensor, liquid: Tensor, threshold: float, sigma: float) -> Tensor:
 
 
 @corruption(
-    "spatter",
     "weather",
     # mean, deviation, blur, threshold, strength of water or blur of mud, mud
     imagenet=(

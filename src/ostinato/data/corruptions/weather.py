@@ -8,10 +8,9 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from ostinato.data.corruptions._core import corruption
+from ostinato.data.corruptions._core import Draws, corruption
 from ostinato.data.corruptions._filters import crop, magnify, motion
 from ostinato.data.corruptions._frost import DRIFT, KINDS, textures
-from ostinato.data.corruptions._random import Draws
 
 _GREY = (0.299, 0.587, 0.114)
 
@@ -23,7 +22,6 @@ def grey(levels: Tensor) -> Tensor:
 
 
 @corruption(
-    "snow",
     "weather",
     # mean, deviation, zoom, threshold, motion radius, motion sigma, share kept, centred
     imagenet=(
@@ -63,7 +61,6 @@ def snow(
 
 
 @corruption(
-    "frost",
     "weather",
     # share of the picture, share of the frost, scale of the frost, how many of the kinds
     imagenet=tuple(
@@ -125,7 +122,6 @@ def _set(
 
 
 @corruption(
-    "fog",
     "weather",
     imagenet=((1.5, 2), (2.0, 2), (2.5, 1.7), (2.5, 1.5), (3.0, 1.4)),
     cifar=((0.2, 3), (0.5, 3), (0.75, 2.5), (1, 2), (1.5, 1.75)),
@@ -150,11 +146,7 @@ def _brightness_table(c: float, device: torch.device) -> Tensor:
 
 
 @corruption(
-    "brightness",
-    "weather",
-    imagenet=(0.1, 0.2, 0.3, 0.4, 0.5),
-    cifar=(0.05, 0.1, 0.15, 0.2, 0.3),
-    random=False,
+    "weather", imagenet=(0.1, 0.2, 0.3, 0.4, 0.5), cifar=(0.05, 0.1, 0.15, 0.2, 0.3), random=False
 )
 def brightness(x: Tensor, c: float, draws: Draws) -> Tensor:
     """Raise the value of hue-saturation-value by c.

@@ -22,7 +22,6 @@ class Acdc(Scenes):
     {'fog': 400, 'night': 400, 'rain': 400, 'snow': 400}
     """
 
-    name = "acdc"
     layout = (
         "rgb_anon/fog/train/GOPR0475/*_rgb_anon.png and gt/fog/train/GOPR0475/"
         "*_gt_labelTrainIds.png, the same for night, rain, snow"

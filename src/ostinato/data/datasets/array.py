@@ -25,7 +25,6 @@ class ArrayDataset(Dataset):
     (4, 2, ['array'], 'array/00003')
     """
 
-    name = "array"
     layout = "an npz file with the arrays 'images' (uint8) and 'labels'"
     ordered = True
 

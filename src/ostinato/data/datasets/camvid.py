@@ -25,7 +25,6 @@ class CamVid(Scenes):
     (11, 233)
     """
 
-    name = "camvid"
     layout = "test/images/*.png (or .jpg) with test/labels/*.png, or test/*.png with testannot/"
     num_classes = _VOID
     class_names = (

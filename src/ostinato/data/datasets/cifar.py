@@ -80,7 +80,6 @@ class Cifar10(_CifarBinary):
     ('test_batch.bin',)
     """
 
-    name = "cifar10"
     layout = "cifar-10-batches-bin/test_batch.bin, data_batch_1.bin, ... (the binary version)"
     expected = {"cifar10": 10_000}
     folder = "cifar-10-batches-bin"
@@ -101,7 +100,6 @@ class Cifar100(_CifarBinary):
     2
     """
 
-    name = "cifar100"
     layout = "cifar-100-binary/test.bin, train.bin (the binary version)"
     expected = {"cifar100": 10_000}
     folder = "cifar-100-binary"

@@ -92,7 +92,6 @@ class Cifar10C(_CifarC):
     'CIFAR-10-C'
     """
 
-    name = "cifar10-c"
     expected = dict.fromkeys(COMMON, 10_000)
     folder = "CIFAR-10-C"
     num_classes = 10
@@ -106,7 +105,6 @@ class Cifar100C(_CifarC):
     'CIFAR-100-C'
     """
 
-    name = "cifar100-c"
     expected = dict.fromkeys(COMMON, 10_000)
     folder = "CIFAR-100-C"
     num_classes = 100

@@ -38,7 +38,6 @@ class Cityscapes(Scenes):
     {'cityscapes': 500}
     """
 
-    name = "cityscapes"
     layout = (
         "leftImg8bit/val/frankfurt/*_leftImg8bit.png and gtFine/val/frankfurt/"
         "*_gtFine_labelTrainIds.png (or *_gtFine_labelIds.png)"

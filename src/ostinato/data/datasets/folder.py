@@ -34,7 +34,6 @@ class FolderDataset(LabelledFiles):
     (['day', 'night'], ('cat', 'dog'), 3, 1)
     """
 
-    name = "folder"
     layout = "<class>/<image>, one folder per class"
     open_options = ("domains",)
 

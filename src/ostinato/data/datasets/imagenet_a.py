@@ -14,6 +14,5 @@ class ImageNetA(WordNetPart):
     ('imagenet-a', 200, {'imagenet-a': 7500})
     """
 
-    name = "imagenet-a"
     layout = "n01498041/*.jpg, ... for 200 WordNet ids"
     expected = {"imagenet-a": 7_500}

@@ -40,7 +40,6 @@ class ImageNetC(Dataset):
     ('imagenet-c', True)
     """
 
-    name = "imagenet-c"
     layout = "gaussian_noise/5/n01440764/ILSVRC2012_val_00000293.JPEG, ..."
     ordered = True
     stored_severities = True

@@ -14,6 +14,5 @@ class ImageNetR(WordNetPart):
     ('imagenet-r', 200, {'imagenet-r': 30000})
     """
 
-    name = "imagenet-r"
     layout = "n01443537/*.jpg, ... for 200 WordNet ids"
     expected = {"imagenet-r": 30_000}

@@ -14,7 +14,6 @@ class ImageNetSketch(WordNetFolders):
     ('imagenet-sketch', {'imagenet-sketch': 50889})
     """
 
-    name = "imagenet-sketch"
     layout = "n01440764/sketch_0.JPEG, ... for 1000 WordNet ids"
     expected = {"imagenet-sketch": 50_889}
     inner = ("sketch",)

@@ -28,7 +28,6 @@ class ImageNetV2(LabelledFiles):
     ['matched-frequency', 'threshold-0.7', 'top-images']
     """
 
-    name = "imagenet-v2"
     layout = "imagenetv2-matched-frequency-format-val/0/*.jpeg, ... for the classes 0 to 999"
     expected = dict.fromkeys(VARIANTS, 10_000)
 

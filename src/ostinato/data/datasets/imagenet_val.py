@@ -17,7 +17,6 @@ class ImageNetVal(WordNetFolders):
     ('imagenet-val', {'imagenet-val': 50000})
     """
 
-    name = "imagenet-val"
     layout = "n01440764/ILSVRC2012_val_00000293.JPEG, ... for 1000 WordNet ids"
     expected = {"imagenet-val": 50_000}
     inner = ("val",)

@@ -47,20 +47,16 @@ def uncertainty(views: Tensor) -> Tensor:
 class Adma(Method):
     """Consistency of a masked forward with the whole one, and reconstruction of what is hidden.
 
-    >>> from ostinato import adapt
-    >>> from ostinato.checks import small_batches, small_model
-    >>> adapted = adapt(small_model(), "adma")
-    >>> adapted(small_batches(1)[0]).shape
+    >>> from ostinato.checks import small_adapted
+    >>> small_adapted("adma").last.logits.shape
     torch.Size([8, 5])
     """
 
-    name = "adma"
     Config = AdmaConfig
     info = MethodInfo(
         title="ADMA (Continual-MAE)",
         paper="Liu et al., CVPR 2024",
         trains="all weights and biases, a mask token and a reconstruction head",
-        predicts="before",
         setting="CIFAR-10-C, ViT-B/16 at 384 px",
         differences=(
             "the release's second model is always a copy of the first, so the whole image is "

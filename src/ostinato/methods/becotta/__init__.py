@@ -9,8 +9,9 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ostinato.methods._settings import WarmedConfig
 from ostinato.methods._warmed import Warmed
-from ostinato.methods.base import Input, MethodConfig, MethodInfo, Objective
+from ostinato.methods.base import Input, MethodInfo, Objective
 from ostinato.methods.becotta.blended import after_blocks, domain_information, route_to
 from ostinato.models import VisionModel
 from ostinato.ops.adapters import Adapted
@@ -27,7 +28,7 @@ from ostinato.types import Decision
 DOMAINS = ("source", "dark", "haze", "blur")
 
 
-class BecottaConfig(MethodConfig):
+class BecottaConfig(WarmedConfig):
     """Settings of BECoTTA.
 
     >>> BecottaConfig(rank=4).experts
@@ -43,9 +44,7 @@ class BecottaConfig(MethodConfig):
         (0.5, 0.75, 1.0, 1.25), description="of the views, flipped too"
     )
     restore: float = Field(0.01, ge=0, le=1, description="probability to restore a warmed value")
-    warmed: bool = Field(True, description="start from experts warmed on source images")
     information: float = Field(5e-4, ge=0, description="weight of the mutual information, warming")
-    warm_steps: int = Field(200, ge=1, description="updates of the preparation")
     warm_lr: float = Field(6e-5, gt=0, description="learning rate of the preparation")
     warm_batch: int = Field(8, ge=1, description="images per update of the preparation")
 
@@ -69,17 +68,18 @@ def _look(moments: Tensor) -> Tensor:
 
 @METHODS.register("becotta")
 class Becotta(Warmed):
-    """Self-training of routed experts, with labels that views and the warmed start agree on."""
+    """Self-training of routed experts, with labels that views and the warmed start agree on.
 
-    name = "becotta"
+    >>> from ostinato.checks import small_adapted
+    >>> small_adapted("becotta").last.logits.shape
+    torch.Size([8, 5])
+    """
+
     Config = BecottaConfig
     info = MethodInfo(
         title="BECoTTA",
         paper="Lee et al., ICML 2024",
         trains="low-rank experts after every block, and their routers",
-        predicts="before",
-        tasks=frozenset({"classification", "segmentation"}),
-        needs=frozenset({"prepared file"}),
         setting="Cityscapes to ACDC, SegFormer-B5",
         differences=(
             "the K experts of largest gate run, and gates are learned (the release always runs "
@@ -88,6 +88,8 @@ class Becotta(Warmed):
             "source images, recognised by the nearest style and brightness in place of a trained "
             "discriminator; warmed=False routes all to one domain and needs no file"
         ),
+        tasks=frozenset({"classification", "segmentation"}),
+        needs=frozenset({"prepared file"}),
     )
     presets = {"acdc": {"lr": 6e-7, "restore": 0.01}}
 

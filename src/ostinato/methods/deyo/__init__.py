@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from ostinato.methods.base import Input, Method, MethodConfig, MethodInfo, Objective
+from ostinato.methods._settings import EntropyConfig
+from ostinato.methods.base import Input, Method, MethodInfo, Objective
 from ostinato.methods.deyo.shuffle import shuffle_patches
 from ostinato.ops.consistency import masked_mean
 from ostinato.ops.losses import entropy_threshold, softmax_entropy
-from ostinato.ops.optim import OptimizerName
 from ostinato.ops.rates import scale_rate
 from ostinato.ops.trainable import norm_parameters
 from ostinato.registry import METHODS
 
 
-class DeyoConfig(MethodConfig):
+class DeyoConfig(EntropyConfig):
     """Settings of DeYO.
 
     >>> DeyoConfig().predict
     'before'
     """
 
-    optimizer: OptimizerName = Field("sgd", description="adam, adamw or sgd")
     lr: float = Field(1e-3, ge=0, description="learning rate for 64 images; follows the batch")
     kappa: float = Field(0.5, gt=0, description="entropy bound, times ln C")
     kappa_weight: float = Field(0.4, gt=0, description="entropy of weight one, times ln C")
@@ -34,28 +31,22 @@ class DeyoConfig(MethodConfig):
     first_blocks: int | None = Field(
         9, ge=1, description="blocks whose norms move; None: every norm"
     )
-    predict: Literal["before", "after"] = Field("before", description="prediction's time")
 
 
 @METHODS.register("deyo")
 class Deyo(Method):
     """Adapt on samples that are sure and become unsure when their patches are shuffled.
 
-    >>> from ostinato import adapt
-    >>> from ostinato.checks import small_batches, small_model
-    >>> adapted = adapt(small_model(), "deyo")
-    >>> adapted(small_batches(1)[0]).shape
+    >>> from ostinato.checks import small_adapted
+    >>> small_adapted("deyo").last.logits.shape
     torch.Size([8, 5])
     """
 
-    name = "deyo"
     Config = DeyoConfig
-    wide = True
     info = MethodInfo(
         title="DeYO",
         paper="Lee et al., ICLR 2024",
         trains="affine parameters of the norms in blocks 0 to 8",
-        predicts="before",
         setting="ImageNet-C, ViT-B/16",
         differences=(
             "first_blocks=None moves every norm; its own protocol starts afresh for every "
@@ -63,6 +54,7 @@ class Deyo(Method):
         ),
     )
     presets = {"imagenet-c": {"lr": 1e-3}}
+    wide = True
     example = {"plpd": -1.0}
 
     def trainable(self) -> dict[str, nn.Parameter]:

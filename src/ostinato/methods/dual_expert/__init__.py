@@ -52,19 +52,17 @@ class DualExpert(Method):
     (0, True)
     """
 
-    name = "dual_expert"
     Config = DualExpertConfig
     info = MethodInfo(
         title="Ostinato",
         paper="Zhao et al., AAAI 2026",
         trains="shared experts and the selected domain's experts",
-        predicts="before",
-        tasks=frozenset({"classification", "segmentation"}),
         differences=(
             "distance is a mean over dimensions; kappa is relative to ln C; 'source-free' adds a "
             "sampling correction, domains founded on 25 images, a bound of 32 on them and a "
             "collapse guard"
         ),
+        tasks=frozenset({"classification", "segmentation"}),
         own=True,
         annealed=frozenset({"paper"}),
         colours={"paper": 3, "source-free": 2},

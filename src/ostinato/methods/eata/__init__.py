@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from pydantic import Field
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ostinato.errors import ConfigError
+from ostinato.methods._settings import EntropyConfig
 from ostinato.methods.base import Input, Method, MethodConfig, MethodInfo, Objective
 from ostinato.methods.contract import Need
 from ostinato.methods.eata.fisher import anchor_penalty, fisher_diagonal
@@ -17,20 +18,18 @@ from ostinato.models import VisionModel
 from ostinato.ops.classmean import ClassMean
 from ostinato.ops.consistency import masked_mean
 from ostinato.ops.losses import entropy_threshold, softmax_entropy
-from ostinato.ops.optim import OptimizerName
 from ostinato.ops.snapshot import State
 from ostinato.ops.trainable import norm_parameters
 from ostinato.registry import METHODS
 
 
-class EataConfig(MethodConfig):
+class EataConfig(EntropyConfig):
     """Settings of EATA.
 
     >>> EataConfig().predict
     'before'
     """
 
-    optimizer: OptimizerName = Field("sgd", description="adam, adamw or sgd")
     lr: float = Field(2.5e-4, ge=0, description="learning rate")
     kappa: float = Field(0.4, gt=0, description="entropy bound, times ln C")
     redundancy: float = Field(
@@ -39,34 +38,28 @@ class EataConfig(MethodConfig):
     fisher_alpha: float = Field(2000.0, ge=0, description="weight of the Fisher term; 0 is ETA")
     fisher_images: int = Field(2000, ge=1, description="source images the Fisher term rests on")
     fisher_batch: int = Field(64, ge=1, description="images per squared gradient")
-    predict: Literal["before", "after"] = Field("before", description="prediction's time")
 
 
 @METHODS.register("eata")
 class Eata(Method):
     """Adapt on samples that are reliable and tell something new; forget little.
 
-    >>> import ostinato
-    >>> from ostinato.checks import small_batches, small_model
-    >>> first, clean = small_batches(2)
-    >>> prepared = ostinato.prepare(small_model(), "eata", clean)
-    >>> ostinato.adapt(small_model(), "eata", prepared=prepared)(first).shape
+    >>> from ostinato.checks import small_adapted
+    >>> small_adapted("eata").last.logits.shape
     torch.Size([8, 5])
     """
 
-    name = "eata"
     Config = EataConfig
-    wide = True
     info = MethodInfo(
         title="EATA",
         paper="Niu et al., ICML 2022",
         trains="affine parameters of every normalisation layer",
-        predicts="before",
-        needs=frozenset({"prepared file"}),
         setting="ImageNet-C, ResNet-50",
         differences="LayerNorm in place of batch norm; fisher_alpha=0 gives ETA, without the file",
+        needs=frozenset({"prepared file"}),
     )
     presets = {"imagenet-c": {"lr": 2.5e-4, "redundancy": 0.05, "fisher_alpha": 2000.0}}
+    wide = True
 
     @classmethod
     def needs(cls, config: MethodConfig) -> frozenset[Need]:

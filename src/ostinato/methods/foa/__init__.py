@@ -54,23 +54,16 @@ class _Best:
 class Foa(Levelled):
     """Try prompts, keep those with sure predictions and source-like features; no gradient.
 
-    >>> import ostinato
-    >>> from ostinato.checks import small_batches, small_model
-    >>> first, clean = small_batches(2)
-    >>> prepared = ostinato.prepare(small_model(), "foa", clean)
-    >>> ostinato.adapt(small_model(), "foa", prepared=prepared)(first).shape
+    >>> from ostinato.checks import small_adapted
+    >>> small_adapted("foa").last.logits.shape
     torch.Size([8, 5])
     """
 
-    name = "foa"
-    rates = ("sigma",)
     Config = FoaConfig
     info = MethodInfo(
         title="FOA",
         paper="Niu et al., ICML 2024",
         trains="prompt tokens, without gradients",
-        predicts="before",
-        needs=frozenset({"prepared file"}),
         setting="ImageNet-C, ViT-B/16",
         differences=(
             "an evolution strategy of our own with its author's recommended constants, in place "
@@ -84,8 +77,10 @@ class Foa(Levelled):
             "as good as Source on a real ViT-Tiny: 77.8 % error, as Source has on the same 4,500 "
             "images; its last round has 77.1"
         ),
+        needs=frozenset({"prepared file"}),
     )
     presets = {"imagenet-c": {"weight": 0.4}, "imagenet-r": {"weight": 0.2}}
+    rates = ("sigma",)
 
     def configure(self) -> None:
         """The distribution of prompts and the best one, beside what is known of the source."""

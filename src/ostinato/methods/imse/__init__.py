@@ -8,7 +8,8 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from ostinato.methods.base import Input, Method, MethodConfig, MethodInfo, Objective
+from ostinato.methods._settings import ShiftConfig
+from ostinato.methods.base import Input, Method, MethodInfo, Objective
 from ostinato.methods.imse.spectra import (
     CodeBank,
     Spectrum,
@@ -23,7 +24,6 @@ from ostinato.ops.blocks import find_blocks
 from ostinato.ops.consistency import masked_mean
 from ostinato.ops.heads import select_classes
 from ostinato.ops.losses import entropy_threshold, softmax_entropy
-from ostinato.ops.optim import OptimizerName
 from ostinato.ops.sam import climbed
 from ostinato.ops.shifts import Look, ShiftDetector
 from ostinato.ops.snapshot import State
@@ -33,14 +33,13 @@ from ostinato.registry import METHODS
 from ostinato.types import Decision
 
 
-class ImseConfig(MethodConfig):
+class ImseConfig(ShiftConfig):
     """Settings of IMSE.
 
     >>> ImseConfig().codes
     100
     """
 
-    optimizer: OptimizerName = Field("adam", description="adam, adamw or sgd")
     lr: float = Field(7e-3, ge=0, description="learning rate")
     first_blocks: int = Field(9, ge=1, description="first blocks, whose singular values move")
     watched: int = Field(3, ge=1, description="last blocks, whose use is spread")
@@ -48,7 +47,6 @@ class ImseConfig(MethodConfig):
     kappa: float = Field(0.4, gt=0, description="entropy bound, times ln C")
     radius: float = Field(0.05, ge=0, description="how far the climb goes")
     threshold: float = Field(0.05, gt=0, description="distance from which a batch is a new domain")
-    least: int = Field(32, ge=1, description="images below which no batch is judged")
     recall: Literal["nearest", "mix"] = Field("nearest", description="what a new domain starts as")
     temperature: float = Field(1.0, gt=0, description="of the mix")
     codes: int = Field(100, ge=1, description="domains kept; the oldest is let go")
@@ -58,22 +56,16 @@ class ImseConfig(MethodConfig):
 class Imse(Method):
     """Minimise entropy over singular values while the last blocks' directions stay in use.
 
-    >>> import ostinato
-    >>> from ostinato.checks import small_batches, small_model
-    >>> first, clean = small_batches(2)
-    >>> prepared = ostinato.prepare(small_model(), "imse", clean)
-    >>> ostinato.adapt(small_model(), "imse", prepared=prepared)(first).shape
+    >>> from ostinato.checks import small_adapted
+    >>> small_adapted("imse").last.logits.shape
     torch.Size([8, 5])
     """
 
-    name = "imse"
     Config = ImseConfig
     info = MethodInfo(
         title="IMSE",
         paper="Baek et al., ICLR 2026",
         trains="singular values of the linear maps in blocks 0 to 8",
-        predicts="before",
-        needs=frozenset({"prepared file"}),
         setting="ImageNet-C, ViT-B/16",
         differences=(
             "batches of 32 images are judged (the release: its batch size, 64); at most 100 "
@@ -88,6 +80,7 @@ class Imse(Method):
         measured=(
             "beats Source on a real ViT-Tiny under returning corruptions: 74.6 against 78.3 % error"
         ),
+        needs=frozenset({"prepared file"}),
     )
     presets = {"imagenet-c": {"lr": 7e-3}, "recurring": {"lr": 3e-3}}
 

@@ -29,22 +29,16 @@ class LameConfig(MethodConfig):
 class Lame(Method):
     """Adapt the output alone: nothing in the model moves.
 
-    >>> from ostinato import adapt
-    >>> from ostinato.checks import small_batches, small_model
-    >>> adapted = adapt(small_model(), "lame")
-    >>> adapted(small_batches(1)[0]).shape
+    >>> from ostinato.checks import small_adapted
+    >>> small_adapted("lame").last.logits.shape
     torch.Size([8, 5])
     """
 
-    name = "lame"
-    rates = ()
     Config = LameConfig
-    wide = True
     info = MethodInfo(
         title="LAME",
         paper="Boudiaf et al., CVPR 2022",
         trains="nothing",
-        predicts="before",
         setting="ImageNet-C, ResNet-50",
         differences=(
             "returns log-probabilities; features are the classifier's input; a single image has "
@@ -52,6 +46,8 @@ class Lame(Method):
         ),
     )
     presets = {"imagenet-c": {"affinity": "rbf", "neighbours": 5}}
+    rates = ()
+    wide = True
 
     def configure(self) -> None:
         """Refuse a model without a linear classifier."""

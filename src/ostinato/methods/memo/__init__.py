@@ -30,21 +30,16 @@ class MemoConfig(MethodConfig):
 class Memo(Method):
     """Make the source model agree with itself over views of one image, predict it, start over.
 
-    >>> from ostinato import adapt
-    >>> from ostinato.checks import small_batches, small_model
-    >>> adapted = adapt(small_model(), "memo")
-    >>> adapted(small_batches(1)[0]).shape
+    >>> from ostinato.checks import small_adapted
+    >>> small_adapted("memo").last.logits.shape
     torch.Size([8, 5])
     """
 
-    name = "memo"
-    batch_statistics = False  # a batch of views of one image says little about a domain
     Config = MemoConfig
     info = MethodInfo(
         title="MEMO",
         paper="Zhang et al., NeurIPS 2022",
         trains="all parameters, anew for every image",
-        predicts="after",
         setting="ImageNet-C, RVT",
         differences=(
             "settings are those of its authors' vision transformer (RVT); AugMix is drawn in "
@@ -55,8 +50,10 @@ class Memo(Method):
         measured=(
             "beats Source on a real ViT-Tiny: 73.0 against 75.3 % error on the same 300 images"
         ),
+        predicts="after",
     )
     presets = {"imagenet-c": {"lr": 1e-5, "views": 64}}
+    batch_statistics = False  # a batch of views of one image says little about a domain
     example = {"views": 4}
 
     def trainable(self) -> dict[str, nn.Parameter]:

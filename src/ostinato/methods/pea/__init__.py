@@ -99,17 +99,18 @@ class _Drift:
 
 @METHODS.register("pea")
 class Pea(Method):
-    """Align blocks that have moved most: one forward to see how far, one to move them back."""
+    """Align blocks that have moved most: one forward to see how far, one to move them back.
 
-    name = "pea"
-    rates = ()
+    >>> from ostinato.checks import small_adapted
+    >>> small_adapted("pea").last.logits.shape
+    torch.Size([8, 5])
+    """
+
     Config = PeaConfig
     info = MethodInfo(
         title="PEA",
         paper="Ma et al., ICLR 2026",
         trains="nothing",
-        predicts="before",
-        needs=frozenset({"prepared file"}),
         setting="ImageNet-C, ViT-B/16",
         differences=(
             "the source's covariance is that of all tokens (the release centres each batch by "
@@ -124,8 +125,10 @@ class Pea(Method):
             "batches (81.3 against 78.3 % error): a batch counts 2 % in its moments, which need"
             " some fifty of one domain"
         ),
+        needs=frozenset({"prepared file"}),
     )
     presets = {"imagenet-c": {"rate": 0.02}, "cifar100-c": {"rate": 0.02}, "plain": {"views": 0}}
+    rates = ()
 
     @classmethod
     def prepare(

@@ -26,23 +26,16 @@ from ostinato.types import Decision
 class Reservoir(Wrapping):
     """Route every batch by its style to one of at most 16 copies of another method.
 
-    >>> import ostinato
-    >>> from ostinato.checks import small_batches, small_model
-    >>> first, clean = small_batches(2)
-    >>> prepared = ostinato.prepare(small_model(), "reservoir", clean)
-    >>> ostinato.adapt(small_model(), "reservoir", prepared=prepared)(first).shape
+    >>> from ostinato.checks import small_adapted
+    >>> small_adapted("reservoir").last.logits.shape
     torch.Size([8, 5])
     """
 
-    name = "reservoir"
     Config = ReservoirConfig
     info = MethodInfo(
         title="ReservoirTTA",
         paper="Vray et al., NeurIPS 2025",
         trains="what the inner method trains, once per style",
-        predicts="before",
-        tasks=frozenset({"classification", "segmentation"}),
-        needs=frozenset({"prepared file"}),
         setting="ImageNet-C, ViT-B/16",
         differences=(
             "style is the log-variance of a fixed filter bank's responses, in place of VGG-19's "
@@ -53,6 +46,8 @@ class Reservoir(Wrapping):
             "inner='roid' keeps its own loss (the release takes entropy for ViTs); ensemble=False "
             "predicts as the inner method does; threshold=... needs no file"
         ),
+        tasks=frozenset({"classification", "segmentation"}),
+        needs=frozenset({"prepared file"}),
     )
     presets = {"imagenet-c": {"inner": "tent"}, "cifar100-c": {"inner": "tent"}}
 

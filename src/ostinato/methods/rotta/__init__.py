@@ -13,7 +13,6 @@ from ostinato.ops.batchnorm import FollowingStatistics, batch_norms
 from ostinato.ops.consistency import soft_cross_entropy
 from ostinato.ops.heads import select_classes
 from ostinato.ops.losses import softmax_entropy
-from ostinato.ops.optim import OptimizerName
 from ostinato.ops.snapshot import Scalars
 from ostinato.ops.teacher import Teacher
 from ostinato.ops.trainable import norm_parameters
@@ -27,8 +26,6 @@ class RottaConfig(MethodConfig):
     1.0
     """
 
-    optimizer: OptimizerName = Field("adam", description="adam, adamw or sgd")
-    lr: float = Field(1e-3, ge=0, description="learning rate")
     capacity: int = Field(64, ge=1, description="images in the bank")
     every: int = Field(64, ge=1, description="images between updates")
     rate: float = Field(0.001, ge=0, le=1, description="share of the student in the teacher")
@@ -41,29 +38,26 @@ class RottaConfig(MethodConfig):
 class Rotta(Method):
     """Learn from a bank of fresh, certain images of all classes, taught by a slow teacher.
 
-    >>> from ostinato import adapt
-    >>> from ostinato.checks import small_batches, small_model
-    >>> adapted = adapt(small_model(), "rotta")
-    >>> adapted(small_batches(1)[0]).shape
+    >>> from ostinato.checks import small_adapted
+    >>> small_adapted("rotta").last.logits.shape
     torch.Size([8, 5])
     """
 
-    name = "rotta"
-    batch_statistics = False  # they follow the bank slowly
     Config = RottaConfig
     info = MethodInfo(
         title="RoTTA",
         paper="Yuan et al., CVPR 2023",
         trains="affine parameters of every normalisation layer",
-        predicts="teacher",
         setting="CIFAR-C, WideResNet and ResNeXt",
         differences=(
             "its robust batch norm works where a model has batch norms; other norms are trained "
             "likewise; images of other sizes are resized to the bank's first; every image has its "
             "own draw of the view"
         ),
+        predicts="teacher",
     )
     presets = {"imagenet-c": {"optimizer": "adam", "lr": 1e-3, "capacity": 64}}
+    batch_statistics = False  # they follow the bank slowly
 
     def configure(self) -> None:
         """Teacher, bank, and a count of the images seen; the bank's classes are known later."""

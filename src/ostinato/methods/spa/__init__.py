@@ -11,23 +11,23 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ostinato.methods.base import Input, Method, MethodConfig, MethodInfo, Objective
+from ostinato.methods._settings import SgdConfig
+from ostinato.methods.base import Input, Method, MethodInfo, Objective
 from ostinato.methods.spa.weakened import PatchNoise, drop_low_frequencies, surer_divergence
 from ostinato.ops.heads import find_head
-from ostinato.ops.optim import OptimizerName, OptimizerState, make_optimizer
+from ostinato.ops.optim import OptimizerState, make_optimizer
 from ostinato.ops.tokens import find_patches
 from ostinato.ops.trainable import Weights, norm_parameters
 from ostinato.registry import METHODS
 
 
-class SpaConfig(MethodConfig):
+class SpaConfig(SgdConfig):
     """Settings of SPA.
 
     >>> SpaConfig().noise_lr
     1.0
     """
 
-    optimizer: OptimizerName = Field("sgd", description="adam, adamw or sgd")
     lr: float = Field(0.01, ge=0, description="learning rate of the norms")
     predictor_lr: float = Field(0.05, ge=0, description="learning rate of the predictor")
     dropped: float = Field(0.2, ge=0, lt=1, description="share of low frequencies dropped")
@@ -39,21 +39,16 @@ class SpaConfig(MethodConfig):
 class Spa(Method):
     """Bring predictions of two weak views to the clean one's, where that is surer.
 
-    >>> from ostinato import adapt
-    >>> from ostinato.checks import small_batches, small_model
-    >>> adapted = adapt(small_model(), "spa")
-    >>> adapted(small_batches(1)[0]).shape
+    >>> from ostinato.checks import small_adapted
+    >>> small_adapted("spa").last.logits.shape
     torch.Size([8, 5])
     """
 
-    name = "spa"
-    rates = ("lr", "predictor_lr")
     Config = SpaConfig
     info = MethodInfo(
         title="SPA",
         paper="Niu et al., ICML 2025",
         trains="affine parameters of every normalisation layer, and a predictor",
-        predicts="before",
         setting="ImageNet-C, ViT-B/16",
         differences=(
             "views are made in pixels of [-1, 1] whatever the model's own normalisation; noise "
@@ -67,6 +62,7 @@ class Spa(Method):
         ),
     )
     presets = {"imagenet-c": {"lr": 0.01}}
+    rates = ("lr", "predictor_lr")
 
     def configure(self) -> None:
         """The predictor, the identity at first, and the noise."""

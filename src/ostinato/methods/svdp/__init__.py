@@ -90,17 +90,18 @@ def prompt_momentum(ema: float, uncertainty: float, scale: float) -> float:
 
 @METHODS.register("svdp")
 class Svdp(Method):
-    """A mean teacher over the model and over a sparse prompt placed by uncertainty."""
+    """A mean teacher over the model and over a sparse prompt placed by uncertainty.
 
-    name = "svdp"
-    rates = ("lr", "prompt_lr")
+    >>> from ostinato.checks import small_adapted
+    >>> small_adapted("svdp").last.logits.shape
+    torch.Size([8, 5])
+    """
+
     Config = SvdpConfig
     info = MethodInfo(
         title="SVDP",
         paper="Yang et al., AAAI 2024",
         trains="all weights and biases, and a sparse prompt in the input",
-        predicts="teacher",
-        tasks=frozenset({"classification", "segmentation"}),
         setting="Cityscapes to ACDC, SegFormer-B5",
         differences=(
             "the prompt starts at zero and is resized to other image sizes; the optimizer is "
@@ -108,8 +109,11 @@ class Svdp(Method):
             "0.1 here; a classifier has one uncertainty per image, so its pixels are drawn at "
             "random, and its views are the image and its mirror image"
         ),
+        predicts="teacher",
+        tasks=frozenset({"classification", "segmentation"}),
     )
     presets = {"acdc": {"lr": 3e-4, "prompt_lr": 1e-2, "restore": 0.01}}
+    rates = ("lr", "prompt_lr")
 
     def configure(self) -> None:
         """The prompt with its own optimizer, and teachers for model and prompt."""
