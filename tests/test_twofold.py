@@ -95,7 +95,7 @@ def test_two_domains_that_differ_across_their_widest_direction_stay_two():
     draw = torch.Generator().manual_seed(1)
     clean = torch.randn(300, WIDTH, generator=draw)
     router = Router(Content.of(clean), enough=20)
-    rows, side = kinds(7, count=900, off=9.0, wide=10.0)
+    rows, side = kinds(7, count=900, off=20.0, wide=30.0)
     rows[:, 2] += 40.0
     owners: list[int] = []
     for at in range(0, len(rows), 30):

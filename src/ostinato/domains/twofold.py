@@ -29,7 +29,8 @@ def evened(rows: Tensor, axes: int) -> Tensor:
     """
     off = rows - rows.mean(0)
     vectors = torch.linalg.eigh(off @ off.T).eigenvectors
-    return vectors[:, -axes:].flip(1) * len(rows) ** 0.5
+    even: Tensor = vectors[:, -axes:].flip(1) * len(rows) ** 0.5
+    return even
 
 
 def halves(even: Tensor, least: int) -> Tensor | None:
