@@ -43,19 +43,24 @@ def parts(rows: Tensor, least: int, asked: Asked) -> list[tuple[Tensor, float]]:
     """
     if len(rows) < 2 * least:
         return []
-    belongs = _grown(_turned(rows), least)
+    belongs = _grown(turned(rows, AXES), least)
     groups = [g for k in belongs.unique() if len(g := (belongs == k).nonzero()[:, 0]) >= SOME]
     return _joined(rows, groups, asked)
 
 
-def _turned(rows: Tensor) -> Tensor:
-    """(n, AXES): the rows, from their mean, in the directions in which they vary most."""
+def turned(rows: Tensor, axes: int) -> Tensor:
+    """(n, axes): the rows, from their mean, in the directions in which they vary most.
+
+    >>> rows = torch.randn(50, 8, generator=torch.Generator().manual_seed(0)) * torch.arange(8)
+    >>> bool(turned(rows, 3).var(0).sum() > 0.9 * rows[:, 5:].var(0).sum())
+    True
+    """
     off = rows - rows.mean(0)
-    axes = off[torch.linspace(0, len(off) - 1, AXES).long()].T
+    found = off[torch.linspace(0, len(off) - 1, axes).long()].T
     for _ in range(TURNS):
-        axes = off.T @ (off @ torch.linalg.qr(axes).Q)
-    turned: Tensor = off @ torch.linalg.qr(axes).Q
-    return turned
+        found = off.T @ (off @ torch.linalg.qr(found).Q)
+    result: Tensor = off @ torch.linalg.qr(found).Q
+    return result
 
 
 def _grown(rows: Tensor, least: int) -> Tensor:

@@ -11,6 +11,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ostinato.domains.parting import turned
+
 SEARCHED, MEASURED = 6, 24
 """Widest directions in which halves are looked for, and those in which their gap is measured."""
 ROUNDS = 8
@@ -27,9 +29,9 @@ def evened(rows: Tensor, axes: int) -> Tensor:
     >>> bool(torch.allclose(found.T @ found / 50, torch.eye(3), atol=1e-4))
     True
     """
-    off = rows - rows.mean(0)
-    vectors = torch.linalg.eigh(off @ off.T).eigenvectors
-    even: Tensor = vectors[:, -axes:].flip(1) * len(rows) ** 0.5
+    wide = turned(rows, axes)
+    values, vectors = torch.linalg.eigh(wide.T @ wide / len(wide))
+    even: Tensor = (wide @ vectors / values.clamp_min(_LEAST).sqrt()).flip(1)
     return even
 
 
@@ -46,32 +48,28 @@ def halves(even: Tensor, least: int) -> Tensor | None:
     >>> sorted([int(side[::2].sum()), int(side[1::2].sum())])
     [0, 40]
     """
-    best: Tensor | None = None
-    most = 0.0
-    for axis in even.T:
-        side = _settled(even, axis > 0, least)
-        count = int(side.sum())
-        if min(count, len(side) - count) < least:
-            continue
-        share = count / len(side)
-        off = (even[side].mean(0) - even[~side].mean(0)).square().sum()
-        if (explained := share * (1 - share) * float(off)) > most:
-            best, most = side, explained
-    return best
-
-
-def _settled(even: Tensor, side: Tensor, least: int) -> Tensor:
-    """The side once every row goes to the nearer of the two means."""
+    sides = (even > 0).T.to(even.dtype)  # a start for each direction: its two halves
     for _ in range(ROUNDS):
-        if min(int(side.sum()), int((~side).sum())) < least:
-            break
-        means = torch.stack([even[side].mean(0), even[~side].mean(0)])
-        apart = means[0] - means[1]
-        moved = even @ apart > 0.5 * means.sum(0) @ apart
-        if torch.equal(moved, side):
-            break
-        side = moved
-    return side
+        apart, middle, _ = _means(even, sides)
+        sides = (apart @ even.T > middle[:, None]).to(even.dtype)
+    apart, _, count = _means(even, sides)
+    share = count / len(even)
+    explained = share * (1 - share) * apart.square().sum(1)
+    explained[(count < least) | (len(even) - count < least)] = 0.0
+    best = int(explained.argmax())
+    return sides[best] > 0 if float(explained[best]) > 0 else None
+
+
+def _means(even: Tensor, sides: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The way from the rest's mean to each side's, where its middle lies, and the side's count."""
+    count = sides.sum(1)
+    own = sides @ even
+    rest = even.sum(0) - own
+    own, rest = (
+        total / number.clamp_min(1)[:, None]
+        for total, number in ((own, count), (rest, len(even) - count))
+    )
+    return own - rest, 0.5 * (own.square().sum(1) - rest.square().sum(1)), count
 
 
 def gap(even: Tensor, side: Tensor) -> float:

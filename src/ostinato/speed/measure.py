@@ -107,6 +107,9 @@ def measure_speed(
         kept[name] = memory.bytes
     for _ in range(_WARM):
         _round(made, setting, device)
+    for way in made:
+        for _ in range(way.warm):
+            _timed(way, setting.batch(), device)
     rounds = [_round(made, setting, device) for _ in range(steps)]
     found = [
         _summarise(way, [one[k] for one in rounds], [one[0] for one in rounds], batch_size)

@@ -26,6 +26,8 @@ _SETTLED = 300
 """Images of a shift that our method meets before it counts as settled there."""
 _NEW = 200
 """Images for which a domain counts as new."""
+_WARM_DOMAINS = 3
+"""New domains before the clock starts: the pass that makes maps is captured the second time."""
 _OWN = ("predict", "learn", "both", "forward-only", "new", "new robust")
 USUAL = ("forward", "compiled", "tent", *_OWN)
 
@@ -69,6 +71,8 @@ class Way:
         before: what a batch needs that is not timed.
         method: the method, where there is one.
         mean: whether batches differ by design, so that their mean counts and not their median.
+        warm: batches before the clock starts, beside those that all ways have: what a process
+            makes once, such as a capture, is made then.
     """
 
     name: str
@@ -76,6 +80,7 @@ class Way:
     before: Callable[[Tensor], Any] | None = None
     method: Method | None = None
     mean: bool = False
+    warm: int = 0
 
 
 def make_way(name: str, setting: Setting) -> Way:
@@ -216,4 +221,5 @@ def _new(name: str, setting: Setting) -> Way:
             seen = 0
         seen += len(batch)
 
-    return Way(name, _updating(adapted), before=begin, method=adapted, mean=True)
+    warm = _WARM_DOMAINS * -(-_NEW // setting.batch_size)
+    return Way(name, _updating(adapted), before=begin, method=adapted, mean=True, warm=warm)

@@ -174,6 +174,8 @@ class Ostinato(Counted):
         ready = self._ready(change.owners)
         if ready is not None:
             return self._answer_and_learn(batch, described, change, ready, started)
+        if answered is not None:
+            self.publisher.placed(self.version)  # for the next batch, while this one is answered
         if answered is not None and self._still_holds(answered, change.owners):
             output = self._captured_output(batch, answered, self.version, change.owners, change)
         elif (made := self._made_answer(change)) is not None:

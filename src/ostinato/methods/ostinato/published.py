@@ -180,9 +180,11 @@ class Publisher:
         rows = self._rows(list(chosen.values()))
         table = {number: row.number for number, row in zip(chosen, rows, strict=True)}
         facts = packed(version.view, [table.get(number, SOURCE) for number in version.view.ids])
+        if self.device.type == "cuda":
+            facts = facts.pin_memory()  # a GPU that is at work is not waited for
         return Placed(
             version,
-            Routes(facts.to(self.device), self.content),
+            Routes(facts.to(self.device, non_blocking=True), self.content),
             self.stack.now,
             table,
             shared,
