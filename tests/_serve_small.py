@@ -66,7 +66,7 @@ def listening(folder: Path, **more: Any) -> Iterator[tuple[str, Fleet]]:
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [taken]}, daemon=True)
     thread.start()
-    wait_for(lambda: fleet.ready)
+    wait_for(lambda: fleet.ready and server.started)  # ready comes first, then it listens
     try:
         yield f"http://127.0.0.1:{taken.getsockname()[1]}", fleet
     finally:
