@@ -48,6 +48,11 @@ class BlockMoments:
         return power(ridged(self.covariance.double()), 0.5)
 
     @cached_property
+    def precision(self) -> Tensor:
+        """The inverse of the ridged covariance, in double precision; taken once."""
+        return power(ridged(self.covariance.double()), -1.0)
+
+    @cached_property
     def least(self) -> Tensor:
         """The variance that a domain has at least: `LEAST` of this one's."""
         return LEAST * self.covariance.double().diagonal().mean()

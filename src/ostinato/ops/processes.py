@@ -86,9 +86,12 @@ class Processes:
         """The rows that this process takes; the first one stands in where it has none."""
         if self.alone:
             return rows
-        counts = self.counts(len(rows))
-        start = sum(counts[: self.rank])
-        return rows[start : start + counts[self.rank]] if counts[self.rank] else rows[:1]
+        start, count = self.start(len(rows)), self.counts(len(rows))[self.rank]
+        return rows[start : start + count] if count else rows[:1]
+
+    def start(self, total: int) -> int:
+        """The place of the first of them among so many rows."""
+        return sum(self.counts(total)[: self.rank])
 
     def taken(self, total: int) -> int:
         """How many rows `share` gives of so many, a stand-in included."""
