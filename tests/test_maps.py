@@ -30,7 +30,7 @@ def small():
      (999, 3840, 3840)],
 )  # fmt: skip
 def test_maps_are_due_ever_more_rarely(images, due, untrusted):
-    for share, expected in ((0.35, due), (0.0, untrusted)):
+    for share, expected in ((0.4, due), (0.0, untrusted)):
         domain = Domain(due=20, images=images, share=share)
         domain.made(enough=20)
         assert domain.due == expected
@@ -105,8 +105,8 @@ def test_a_large_share_needs_the_variety_of_the_middle_one(small, monkeypatch, f
 
 def test_new_domains_rest_on_few_images():
     recent = [torch.zeros(3, 2, 2)] * 100
-    assert len(Domain(due=20, images=100, recent=recent).latest(20)) == NEW
-    assert len(Domain(due=20, images=240, recent=recent).latest(20)) == 100
+    assert Domain(due=20, images=100, recent=recent).window(20) == NEW
+    assert Domain(due=20, images=240, recent=recent).window(20) == 100
 
 
 def test_every_second_block_has_a_map(small, trusting):
@@ -115,7 +115,7 @@ def test_every_second_block_has_a_map(small, trusting):
         method(batch)
     (domain,) = method.bank.domains.values()
     assert len(domain.maps) == -(-method.hooks.blocks // EVERY)
-    assert len(domain.maps) == method.bank.places
+    assert len(domain.maps) == method.bank.sizes[0]
 
 
 def test_making_maps_answers_the_batch(small, trusting, monkeypatch):
@@ -148,8 +148,8 @@ def test_what_the_source_said_is_not_asked_again(small, trusting, monkeypatch):
     source = method.source_logits(method._receive(images, None, None))
     domain = Domain(due=8, images=16)
     method._make_maps(domain, images, None, source)
-    assert asked == [0.35]
-    assert domain.share == 0.35
+    assert asked == [0.4]
+    assert domain.share == 0.4
 
 
 def test_states_of_maps_after_every_block_are_refused(small, trusting):
@@ -197,3 +197,38 @@ def test_who_was_trusted_stays_so_where_nothing_speaks_against_it():
     some, others = torch.stack([sure, unsure] * 5), torch.stack([unsure, sure] * 5)
     assert trust.doubt(some, others) > 0 > trust.doubt(some, others, trusted=True)
     assert trust.doubt(torch.stack([unsure] * 9), torch.stack([sure] * 9), trusted=True) > 0
+
+
+def test_maps_are_made_anew_from_images_that_lie_elsewhere(small, trusting):
+    method = build(small, learn=False)
+    batches = shifted(12)
+    for batch in batches[:8]:
+        method(batch)
+    ((number, domain),) = method.bank.domains.items()
+    assert domain.place_of > 0
+    domain.due, domain.made_at, maps = 10_000, domain.images, domain.maps
+    method(batches[8])
+    assert domain.maps is maps  # they lie where the others did
+    domain.place = domain.place + 9.0
+    state = method.export_state().clone()
+    moved = f"images of domain {number} moved"
+    method(batches[9])
+    assert moved in method.last.events
+    assert domain.maps is not maps
+    assert domain.made_at == domain.images
+    after = method.export_state().clone()
+    method.import_state(state)
+    method(batches[9])
+    assert kit["same_state"](method.export_state(), after)
+
+
+def test_a_place_of_another_width_is_refused(small, trusting):
+    method = build(small, learn=False)
+    for batch in shifted(6):
+        method(batch)
+    state = method.export_state().clone()
+    (number,) = method.bank.domains
+    name = next(n for n in state.tensors if n.endswith(f"{number}/place"))
+    state.tensors[name] = torch.zeros(3)
+    with pytest.raises(StateError, match="place"):
+        method.import_state(state)

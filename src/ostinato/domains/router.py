@@ -18,7 +18,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ostinato.domains.distances import between, squared
+from ostinato.domains.distances import between, elsewhere, squared
 from ostinato.domains.merging import likest, nearest
 from ostinato.domains.routing_state import NAMES, expected_routing, read_routing
 from ostinato.domains.splitting import LATEST, fresh, split_off
@@ -43,9 +43,8 @@ NEAR, SEEN = 4.0, 128
 """Domains beyond so many times `apart` are not compared, those nearer by so many images each."""
 TEST, SELDOM, GROWTH = 8, 128, 8.0
 """A domain is tested for two after so many images: at first, at most, and as a part of its own."""
-MOVED, SURE, SOON = 3.0, 0.4, 2
-"""Its latest images moved where their mean lies this far off (squared), chance and this share of
-chance taken off; then so many images will do."""
+SOON = 2
+"""So many will do where its latest images lie elsewhere."""
 AGAIN = 512
 """Latest images among which one that comes again is known."""
 
@@ -134,6 +133,10 @@ class Router:
         place = {domain: row for row, domain in enumerate(self.ids)}
         return torch.tensor([place[owner] for owner in owners.tolist()], dtype=torch.long)
 
+    def latest(self, domain: int, count: int) -> Tensor:
+        """(n, d) the placed descriptors of a domain's latest images, at most so many."""
+        return self.recent[(self.owner == domain).nonzero()[-count:, 0]]
+
     # Changing.
 
     def observe(self, descriptors: Tensor) -> Change:
@@ -184,9 +187,7 @@ class Router:
             self.untested[row] += count
             latest = (self.owner == domain).nonzero()[-max(count, TEST) :, 0]
             rows = self.recent[latest]
-            chance = len(view.means[row]) * float(view.spreads[row]) / len(rows)
-            off = float((rows.mean(0) - view.means[row].float()).square().sum()) - chance
-            moved = off > MOVED + SURE * chance
+            moved = elsewhere(rows, view.means[row].float(), float(view.spreads[row]))
             old = 0.0 if domain == SOURCE else float(self.counts[row]) / GROWTH
             wait = SOON if moved else min(max(TEST, old), SELDOM)
             if self.untested[row] >= wait:

@@ -114,10 +114,10 @@ class Ostinato(Counted):
                 limit=config.max_domains,
             ),
         )
-        places = len(self.statistics.tokens[::EVERY])
+        sizes = (len(self.statistics.tokens[::EVERY]), len(statistics.content.mean))
         self.told = self.track("told", Told()) if config.true_domains else None
         branches, changed = Borrowed(self._new_branches), Borrowed(self._taken_over)
-        self.bank = self.track("bank", DomainBank(branches, config, changed, places))
+        self.bank = self.track("bank", DomainBank(branches, config, changed, sizes))
         self.publisher = self._publisher()
         self._open_captures()
         self.queue: list[tuple[Tensor, Tensor, Tensor | None]] = []
@@ -229,29 +229,15 @@ class Ostinato(Counted):
             fresh = [image for image, owner, new in mine if owner == domain and new]
             self.bank.add(domain, fresh, counted=domain in change.founded)
         for domain in dict.fromkeys(change.owners):
-            if domain != SOURCE and self._is_due(domain):
-                images = self._latest(domain, pixels, change)
+            if domain != SOURCE and (window := self._window(domain)):
+                images = self._latest(domain, window, pixels, change)
                 own = images.shape[1:] == pixels.shape[1:]  # else the batch's were resized
                 source = self._source_of(answered, images) if answered and own else None
                 made = self._make_maps(self.bank.domains[domain], images, classes, source)
+                self.bank.domains[domain].stands(self.router.latest(domain, window))
                 self._made |= {domain: made} if own else {}
         self._republish()
         return change
-
-    def _is_due(self, domain: int) -> bool:
-        return self.bank.is_due(domain)
-
-    def _latest(self, domain: int, pixels: Tensor, change: Change) -> Tensor:
-        """A domain's latest images, those of the batch as they came if they came in their size."""
-        kept = self.bank.domains[domain].latest(self.config.enough)
-        if kept[-1].shape != pixels.shape[1:]:
-            return torch.stack(kept).float() / 255
-        mine = zip(change.owners, change.known, strict=True)
-        places = [row for row, (owner, new) in enumerate(mine) if owner == domain and new]
-        fresh = pixels if len(places) == len(pixels) else pixels[places]
-        fresh = fresh[-len(kept) :]
-        older = [image.float() / 255 for image in kept[: len(kept) - len(fresh)]]
-        return torch.cat([torch.stack(older), fresh]) if older else fresh
 
     def _source_of(self, answered: Answered, images: Tensor) -> Tensor | None:
         """The source's logits for the images of a batch, where it was the source that answered."""

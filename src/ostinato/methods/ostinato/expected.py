@@ -18,15 +18,16 @@ IMAGES = Like(("images", 3, "height", "width"), torch.uint8, optional=True)
 Branches = Callable[[object], FlatBranches]
 
 
-def expected_bank(state: State, branches: Branches, most: int, places: int) -> Expected:
+def expected_bank(state: State, branches: Branches, most: int, sizes: tuple[int, int]) -> Expected:
     """The shared branches, every listed domain, and images that are alike.
 
     Args:
         state: what `DomainBank.export_state` gave.
         branches: makes new branches for a label.
         most: images that a buffer holds.
-        places: maps that an expert has, unless it has none.
+        sizes: maps that an expert has, unless it has none, and numbers of a descriptor.
     """
+    places, described = sizes
     known = state.values.get("bank")
     if known is None:
         raise StateError("The state has no domains of this method.")
@@ -42,17 +43,20 @@ def expected_bank(state: State, branches: Branches, most: int, places: int) -> E
                 "the state is of another model or an earlier version, whose maps stood after every "
                 "block. Start without it; what is met again is adapted to after a few dozen images."
             )
-        parts[str(domain)] = expected_domain(part, learned, most)
+        parts[str(domain)] = expected_domain(part, learned, most, described)
     _buffered(state, "latest", most)
     return Expected({"latest": IMAGES}, parts=parts)
 
 
-def expected_domain(part: State, branches: Expected, most: int) -> Expected:
+def expected_domain(part: State, branches: Expected, most: int, described: int) -> Expected:
     """One domain: maps that fit together, counts, and what it has learned."""
     tensors = {"recent": IMAGES, "arrived": Like(("images",), torch.long, optional=True)}
+    placed = part.values.get("place_of") != 0
+    tensors["place"] = Like((described if placed else 0,))
     for block in range(int(part.values["blocks"])):
         tensors |= _maps(block, int(part.tensors[f"maps.scale.{block}"].numel()))
     values = {"due": count(), "images": count(), "used": count(), "blocks": count()}
+    values |= {"made_at": count(), "place_of": count()}
     values |= {"waiting": count(high=_buffered(part, "recent", most))}
     values |= {"share": number(0, 1), "variety": number(low=0)}
     values |= {"unsure": number(low=0), "temperature": number(1, HOTTEST)}

@@ -17,7 +17,6 @@ from ostinato.methods.base import Input
 from ostinato.methods.ostinato.maps import MapMaker
 from ostinato.methods.ostinato.pace import MARGIN, followed, passed_over, unsureness
 from ostinato.methods.ostinato.parts import Domain
-from ostinato.methods.ostinato.state import DomainBank
 from ostinato.methods.ostinato.temperature import warmed
 from ostinato.ops.features import pool_tokens
 from ostinato.ops.losses import distribution_entropy, entropy_threshold, softmax_entropy
@@ -54,8 +53,6 @@ def _seen(logits: Tensor, loss: Tensor, grads: Sequence[Tensor], temperature: fl
 
 class Learner(MapMaker):
     """The part of the method that learns from a domain's micro-batches."""
-
-    bank: DomainBank
 
     @abstractmethod
     def _republish(self) -> None:

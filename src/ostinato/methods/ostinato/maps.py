@@ -7,13 +7,19 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ostinato.domains.distances import elsewhere
+from ostinato.domains.router import Router
+from ostinato.domains.splitting import LEAST
+from ostinato.domains.verdict import Change
 from ostinato.experts.routed import EVERY, Expert, Hooks, Pass
 from ostinato.methods.base import Input, Method
 from ostinato.methods.ostinato.making import Made
 from ostinato.methods.ostinato.parts import NEW, Domain, OstinatoConfig, Version
+from ostinato.methods.ostinato.state import DomainBank
 from ostinato.methods.ostinato.trust import doubt, is_varied, likely
 from ostinato.ops.losses import distribution_entropy
-from ostinato.ops.moments import BlockMap, block_map, token_moments
+from ostinato.ops.moments import BlockMap, block_map
+from ostinato.ops.shrunk import halves_of, shrunk
 from ostinato.ops.statistics import SourceStatistics
 
 TRUSTED = 0.0
@@ -32,7 +38,40 @@ class MapMaker(Method):
     hooks: Hooks
     statistics: SourceStatistics
     version: Version
+    router: Router
+    bank: DomainBank
     events: list[str]
+
+    def _window(self, number: int) -> int:
+        """How many of a domain's latest images its maps are to be made from now; 0: not now.
+
+        Besides the counts at which they are due, maps are made anew where the images that came
+        since lie elsewhere than those that they were made from; then of these images alone.
+        """
+        domain, enough = self.bank.domains[number], self.config.enough
+        if self.bank.is_due(number):
+            return domain.window(enough)
+        fresh = domain.images - domain.made_at
+        if not domain.maps or fresh < LEAST or not len(domain.place):
+            return 0
+        view, latest = self.router.view(), self.router.latest(number, min(fresh, enough))
+        spread = float(view.spreads[view.ids.index(number)])
+        if not len(latest) or not elsewhere(latest, domain.place, spread, domain.place_of):
+            return 0
+        self.events.append(f"images of domain {number} moved")
+        return max(min(fresh, NEW), enough)
+
+    def _latest(self, number: int, window: int, pixels: Tensor, change: Change) -> Tensor:
+        """A domain's latest images, those of the batch as they came if they came in their size."""
+        kept = self.bank.domains[number].recent[-window:]
+        if kept[-1].shape != pixels.shape[1:]:
+            return torch.stack(kept).float() / 255
+        mine = zip(change.owners, change.known, strict=True)
+        places = [row for row, (owner, new) in enumerate(mine) if owner == number and new]
+        fresh = pixels if len(places) == len(pixels) else pixels[places]
+        fresh = fresh[-len(kept) :]
+        older = [image.float() / 255 for image in kept[: len(kept) - len(fresh)]]
+        return torch.cat([torch.stack(older), fresh]) if older else fresh
 
     def _make_maps(
         self, domain: Domain, images: Tensor, classes: Tensor | None, source: Tensor | None = None
@@ -102,13 +141,12 @@ class MapMaker(Method):
         made: list[BlockMap] = []
 
         def make(number: int, tokens: Tensor) -> BlockMap:
-            own = self.processes.own(tokens, len(batch))
-            found = token_moments(own, self.hooks.prefix, self.processes.total)
-            made.append(
-                block_map(
-                    self.statistics.tokens[EVERY * number], found, 0.0 if share is None else share
-                )
-            )
+            count, group = len(batch), self.processes
+            own = group.own(tokens, count)
+            source, here = self.statistics.tokens[EVERY * number], group.counts(count)[group.rank]
+            halves = halves_of(own, self.hooks.prefix, group.start(count), here, group.total)
+            found = shrunk(source, halves, count)
+            made.append(block_map(source, found, 0.0 if share is None else share))
             return made[-1]
 
         owners = [None if expert is None else 0] * self.processes.taken(len(batch))

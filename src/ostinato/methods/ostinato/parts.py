@@ -25,7 +25,7 @@ class OstinatoConfig(MethodConfig):
     learn: bool = Field(True, description="refine experts by gradients, on top of their maps")
     count_in: bool = Field(True, description="let a batch's own images shape the answer to it")
     shares: tuple[float, ...] = Field(
-        (0.2, 0.35, 0.5), min_length=1, description="shares that a map may move tokens by"
+        (0.2, 0.4, 0.6), min_length=1, description="shares that a map may move tokens by"
     )
     trust: bool = Field(True, description="let maps act only where they make answers surer")
     shared_rank: int = Field(64, ge=0, description="rank of the learned shared branch; 0: none")
@@ -108,6 +108,9 @@ class Domain:
         used: the last update of the state in which it had an image.
         skipped: micro-batches passed over since its last update.
         excess: entropy, in ln C, by which the latest answers are less sure than its maps' were.
+        made_at: images seen when its maps were made.
+        place: where the images lay that they were made from, the mean of their descriptors.
+        place_of: how many descriptors that is of.
         published: the expert that stands for it in the latest version, and what that was made of.
     """
 
@@ -125,6 +128,9 @@ class Domain:
     temperature: float = 1.0
     skipped: int = 0
     excess: float = 0.0
+    made_at: int = 0
+    place: Tensor = field(default_factory=lambda: torch.empty(0))
+    place_of: int = 0
     published: Published | None = field(default=None, repr=False)
 
     def add(self, images: list[Tensor], bound: int, when: int) -> None:
@@ -153,9 +159,14 @@ class Domain:
         """Whether it is no longer new."""
         return self.images >= LASTING * enough
 
-    def latest(self, enough: int) -> list[Tensor]:
-        """The images that maps are made from: few while the domain is new."""
-        return self.recent if self.lasts(enough) else self.recent[-NEW:]
+    def window(self, enough: int) -> int:
+        """How many of its latest images maps are made from: few while the domain is new."""
+        return len(self.recent) if self.lasts(enough) else NEW
+
+    def stands(self, placed: Tensor) -> None:
+        """Note where the images lie that its maps were just made from: (n, d) descriptors."""
+        self.made_at, self.place_of = self.images, len(placed)
+        self.place = placed.mean(0) if len(placed) else torch.empty(0)
 
     def shares_to_try(self, config: OstinatoConfig) -> tuple[float, ...]:
         """All of them once the domain lasts, then the chosen one.

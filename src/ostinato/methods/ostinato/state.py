@@ -27,6 +27,8 @@ NUMBERS = (
     "temperature",
     "skipped",
     "excess",
+    "made_at",
+    "place_of",
 )
 
 
@@ -37,7 +39,7 @@ class DomainBank:
         branches: makes new branches for a label.
         config: the method's settings.
         changed: called after a state was taken over.
-        places: how many maps an expert has.
+        sizes: how many maps an expert has, and numbers an image's descriptor.
     """
 
     finds_places = True
@@ -48,10 +50,10 @@ class DomainBank:
         branches: Callable[[object], FlatBranches],
         config: OstinatoConfig,
         changed: Callable[[], None],
-        places: int,
+        sizes: tuple[int, int],
     ) -> None:
         self._branches, self.config, self._changed = branches, config, changed
-        self.places = places
+        self.sizes = sizes
         self._clear()
 
     def _clear(self) -> None:
@@ -164,6 +166,7 @@ class DomainBank:
             }
             values: dict[str, Any] = {name: getattr(domain, name) for name in NUMBERS}
             values["blocks"] = len(domain.maps)
+            tensors["place"] = domain.place
             if domain.recent:
                 tensors["recent"] = torch.stack(domain.recent)
                 tensors["arrived"] = torch.tensor(domain.arrived)
@@ -192,7 +195,7 @@ class DomainBank:
 
     def expected(self, state: State) -> Expected:
         """See `expected_bank`."""
-        return expected_bank(state, self._branches, self.config.buffer, self.places)
+        return expected_bank(state, self._branches, self.config.buffer, self.sizes)
 
     def import_state(self, state: State) -> None:
         """Become what `export_state` described."""
@@ -223,6 +226,7 @@ class DomainBank:
         learned = values.pop("branches", None)
         domain = Domain(**values, maps=maps)
         domain.recent = self._images(part, "recent")
+        domain.place = part.tensors["place"].clone().cpu()
         domain.arrived = part.tensors.get("arrived", torch.empty(0)).tolist()
         if learned is not None:
             domain.branches = self._branches(number)

@@ -171,8 +171,8 @@ class StreamMethod(Ostinato):
             self.held.discard(domain)
             self._republish()
 
-    def _is_due(self, domain: int) -> bool:
-        return domain not in self.held and super()._is_due(domain)
+    def _window(self, number: int) -> int:
+        return 0 if number in self.held else super()._window(number)
 
     def _may_learn(self, domain: Domain) -> bool:
         return self.bank.number(domain) not in self.held and super()._may_learn(domain)
