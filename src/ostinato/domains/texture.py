@@ -25,7 +25,7 @@ FLOOR, ABSENT = 0.5 * _LEVEL, 1.5 * _LEVEL
 """Sizes below half a grey level are rounding, not texture; below one and a half, hardly there."""
 GREY_CELL, COLOUR_CELL = 8, 4
 _STEPS = (0.5, 1.5, 3.5, 7.5, 15.5, 31.5, 63.5)
-"""Edges of the histogram of steps, in grey levels."""
+"""Edges of the histogram of steps, in grey levels: half a level below the powers of two."""
 _SMALL = 64
 """Below this side, transforms overlap, so that a small image has enough of them."""
 
@@ -67,37 +67,46 @@ def _edges(device: str) -> Tensor:
 def _planes(pixels: Tensor) -> Tensor:
     """Grey, red − green and blue − green: (B, 3, H, W)."""
     red, green, blue = pixels.unbind(1)
-    grey = LUMA[0] * red + LUMA[1] * green + LUMA[2] * blue
-    return torch.stack([grey, red - green, blue - green], 1)
+    planes = torch.empty_like(pixels)
+    torch.mul(red, LUMA[0], out=planes[:, 0]).add_(green, alpha=LUMA[1]).add_(blue, alpha=LUMA[2])
+    torch.sub(red, green, out=planes[:, 1])
+    torch.sub(blue, green, out=planes[:, 2])
+    return planes
 
 
-def _strength(planes: Tensor, cell: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Per plane and frequency: log mean size, log unevenness, share of near-zero responses."""
+def _responses(planes: Tensor, cell: int) -> Tensor:
+    """What every plane and frequency answers, place by place."""
     count, _, height, width = planes.shape
     stride = max(1, cell // 4) if min(height, width) < _SMALL else cell
     bank = _bank(cell, str(planes.device))
-    if stride == cell:  # cells side by side are one product, which every device does exactly
+    if stride == cell and planes.is_cuda:  # cells side by side are one product, without TF32
         rows, columns = height // cell, width // cell
         cells = planes[..., : rows * cell, : columns * cell].reshape(-1, rows, cell, columns, cell)
         flat = cells.transpose(2, 3).reshape(count, -1, rows * columns, cell * cell)
-        response = bank.flatten(1) @ flat.mT
-    else:
-        response = F.conv2d(planes.reshape(-1, 1, height, width), bank, stride=stride).flatten(2)
-    size = response.abs()
+        return bank.flatten(1) @ flat.mT
+    return F.conv2d(planes.reshape(-1, 1, height, width), bank, stride=stride).flatten(2)
+
+
+def _strength(planes: Tensor, cell: int, *, absence: bool) -> list[Tensor]:
+    """Per plane and frequency: log mean size, log unevenness, and share of near-zero responses."""
+    response = _responses(planes, cell)
+    size, squares = response.abs(), torch.linalg.vector_norm(response, dim=-1).square()
     mean = (size.mean(-1) + FLOOR).log()
-    uneven = (response.square().mean(-1) + FLOOR**2).log() - 2 * mean
-    absent = (size < ABSENT).float().mean(-1)
-    shaped = [value.view(count, -1) for value in (mean, uneven, absent)]
-    return shaped[0], shaped[1], shaped[2]
+    found = [mean, (squares / response.shape[-1] + FLOOR**2).log() - 2 * mean]
+    if absence:
+        found.append(_trues(size < ABSENT) / response.shape[-1])
+    return [value.view(len(planes), -1) for value in found]
 
 
-def _shares(values: Tensor, edges: Tensor) -> Tensor:
-    """(B, C, N) to the share of each interval between the edges: (B, C · (edges + 1))."""
-    if values.is_cuda:  # few large operators in place of many small ones
-        above = _trues(values.unsqueeze(2) > edges[:, None]) / values.shape[2]
-    else:
-        above = torch.stack([(values > edge).float().mean(2) for edge in edges], 2)
-    ends = F.pad(F.pad(above, (1, 0), value=1.0), (0, 1))
+def _shares(steps: Tensor) -> Tensor:
+    """(B, C, N) to the share of each interval between `_STEPS`: (B, C · (edges + 1))."""
+    if steps.is_cuda:  # few large operators in place of many small ones
+        above = _trues(steps.unsqueeze(2) > _edges(str(steps.device))[:, None])
+    else:  # edges lie half a level below powers of two, so whole levels are enough
+        levels = torch.add(0.5, steps, alpha=1 / _LEVEL).clamp_(max=255).to(torch.uint8)
+        upwards = _histograms(levels, 256).flip(-1).cumsum(-1).flip(-1)
+        above = upwards[..., [2**power for power in range(len(_STEPS))]]
+    ends = F.pad(F.pad(above / steps.shape[2], (1, 0), value=1.0), (0, 1))
     return (ends[..., :-1] - ends[..., 1:]).flatten(1)
 
 
@@ -130,11 +139,11 @@ def _described(pixels: Tensor) -> Tensor:
     """The descriptor in plain torch, on any device and of images of any size."""
     with torch.autocast(pixels.device.type, enabled=False):
         planes = _planes(pixels)
-        grey = _strength(planes[:, :1], GREY_CELL)
-        colour = _strength(planes[:, 1:], COLOUR_CELL)
-        steps = (planes[..., 1:] - planes[..., :-1]).abs().flatten(2)
-        noise = (_shares(steps, _edges(str(pixels.device))) + 1e-3).log()
-        return torch.cat([*grey, *colour[:2], tones(pixels), noise], 1)
+        grey = _strength(planes[:, :1], GREY_CELL, absence=True)
+        colour = _strength(planes[:, 1:], COLOUR_CELL, absence=False)
+        steps = (planes[..., 1:] - planes[..., :-1]).abs_().flatten(2)
+        noise = (_shares(steps) + 1e-3).log()
+        return torch.cat([*grey, *colour, tones(pixels), noise], 1)
 
 
 def _at_once(pixels: Tensor) -> Tensor:
@@ -154,14 +163,23 @@ def tones(pixels: Tensor) -> Tensor:
 
 def _counts(bins: Tensor) -> Tensor:
     """(B, C, N) bins to (B, C, 32) counts; never asks a GPU for a number on the way."""
-    count, channels = bins.shape[:2]
     if not bins.is_cuda:
-        offset = BINS * torch.arange(count * channels).view(count, channels, 1)
-        found = torch.bincount((bins + offset).flatten(), minlength=count * channels * BINS)
-        return found.view(count, channels, BINS)
+        return _histograms(bins, BINS)
     levels = torch.arange(BINS, device=bins.device, dtype=torch.uint8)
     parts = [_trues(bins.unsqueeze(2) == some[:, None]) for some in levels.split(8)]
     return torch.cat(parts, 2)
+
+
+def _histograms(values: Tensor, most: int) -> Tensor:
+    """(..., N) whole numbers below `most`, in bytes, to how often each comes: (..., most).
+
+    Row by row: one count of all rows needs numbers eight times as large first.
+
+    >>> _histograms(torch.tensor([[0, 2, 2], [1, 1, 1]], dtype=torch.uint8), 3).tolist()
+    [[1, 0, 2], [0, 3, 0]]
+    """
+    rows = [torch.bincount(row, minlength=most) for row in values.flatten(0, -2)]
+    return torch.stack(rows).view(*values.shape[:-1], most)
 
 
 def _trues(found: Tensor) -> Tensor:

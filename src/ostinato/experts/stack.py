@@ -332,22 +332,23 @@ class StackPass:
         return fed_rows(tokens, self.index, shared, own)
 
     def _fed(self, number: int, tokens: Tensor) -> Tensor:
-        total = tokens
+        both = []
         if self.shared:
-            one = self.shared[number]
-            hidden = F.gelu(tokens @ _fitting(one.down, tokens.dtype))
-            if self.single is None:
-                hidden = hidden * self._mask(len(tokens), hidden.dtype)
-            total = _added(total, hidden, _fitting(one.up, tokens.dtype))
+            both.append((self.shared[number].down, self.shared[number].up))
         if self.branches:
             own = self._own(len(tokens))
-            if own is None:
-                down, up = self._pick(self.rows.feed(number), len(tokens))
-            else:
-                down, up = own.feed(number)
+            given = self.rows.feed(number) if own is None else own.feed(number)
+            down, up = given if own is not None else self._pick(given, len(tokens))
             assert down is not None
             assert up is not None
+            both.append((down, up))
+        if self.single is not None:  # side by side they are one branch, in half as many passes
+            both = [(torch.cat([one for one, _ in both], 1), torch.cat([one for _, one in both]))]
+        total = tokens
+        for down, up in both:
             hidden = F.gelu(tokens @ _fitting(down, tokens.dtype))
+            if down.ndim == 2 and self.single is None:
+                hidden = hidden * self._mask(len(tokens), hidden.dtype)
             total = _added(total, hidden, _fitting(up, tokens.dtype))
         return total
 

@@ -24,6 +24,8 @@ FULL, RANK = 256, 64
 """Blocks up to the first width keep whole maps, wider ones maps of the second's rank."""
 _MOST = 1024
 """Tokens of an image that moments are taken of: early feature maps have many, all alike."""
+_EXACT = (torch.float, torch.double)
+"""Precisions in which a number times one, plus zeros, is itself."""
 LEAST = 1e-4
 """No domain's variance counts as less than this share of the source's: flat images have none."""
 
@@ -187,10 +189,14 @@ def moved(
     """What a `BlockMap` does, with `1 + scale` as its `factor`.
 
     Everything but the prefix is done to whole tensors, since a pass over them costs more than the
-    few tokens too many; what that made of the prefix is then replaced.
+    few tokens too many; what that made of the prefix is then replaced. A CPU has the factor in a
+    whole matrix, which then is one product: ones and zeros leave tokens as they are to the bit.
     """
-    change = affine(tokens @ down, up, shift) if up.numel() else affine(tokens, down, shift)
-    whole = torch.addcmul(change, tokens, factor.unsqueeze(-2))
+    if not up.numel() and tokens.device.type == "cpu" and tokens.dtype in _EXACT:
+        whole = affine(tokens, down + factor.diag_embed(), shift)
+    else:
+        change = affine(tokens @ down, up, shift) if up.numel() else affine(tokens, down, shift)
+        whole = torch.addcmul(change, tokens, factor.unsqueeze(-2))
     count = prefix.shape[-2]
     if not count:
         return whole
