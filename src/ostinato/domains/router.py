@@ -155,16 +155,17 @@ class Router:
             merged = self._renew() + self._merge_near()
         while len(self.ids) - 1 > self.limit:
             merged.append(self._merge(*self._nearest()))
-        owners = verdict.owners()
         if founded:  # what is known now decides of the whole batch
-            owners = self.view().decide(placed).owners()
+            verdict = self.view().decide(placed)
+        owners = verdict.owners()
         for place, owner in zip(new.nonzero()[:, 0].tolist(), self.owner[start:], strict=True):
             if int(owner) in founded or owners[place] not in self.ids:
                 owners[place] = int(owner)
         owners = [owner if owner in self.ids else SOURCE for owner in owners]
         self._trim()
         alive = {domain: parent for domain, parent in founded.items() if domain in self.ids}
-        return Change(owners, new.tolist(), alive, tuple(merged))
+        far = float(verdict.distance.mean())
+        return Change(owners, new.tolist(), alive, tuple(merged), far)
 
     def _add(self, placed: Tensor, ids: Tensor) -> None:
         self.recent = torch.cat([self.recent, placed.float()])

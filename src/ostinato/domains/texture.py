@@ -26,6 +26,10 @@ FLOOR, ABSENT = 0.5 * _LEVEL, 1.5 * _LEVEL
 GREY_CELL, COLOUR_CELL = 8, 4
 _STEPS = (0.5, 1.5, 3.5, 7.5, 15.5, 31.5, 63.5)
 """Edges of the histogram of steps, in grey levels: half a level below the powers of two."""
+_AT_ONCE = 2**20
+"""Numbers that a CPU describes at once: what is made of them on the way then stays in its cache."""
+_LONG = 8192
+"""Numbers of a row from which on counting it by itself is quicker."""
 _SMALL = 64
 """Below this side, transforms overlap, so that a small image has enough of them."""
 
@@ -75,7 +79,7 @@ def _planes(pixels: Tensor) -> Tensor:
 
 
 def _responses(planes: Tensor, cell: int) -> Tensor:
-    """What every plane and frequency answers, place by place."""
+    """(B, frequencies of all planes, places): what every cosine answers everywhere."""
     count, _, height, width = planes.shape
     stride = max(1, cell // 4) if min(height, width) < _SMALL else cell
     bank = _bank(cell, str(planes.device))
@@ -83,19 +87,19 @@ def _responses(planes: Tensor, cell: int) -> Tensor:
         rows, columns = height // cell, width // cell
         cells = planes[..., : rows * cell, : columns * cell].reshape(-1, rows, cell, columns, cell)
         flat = cells.transpose(2, 3).reshape(count, -1, rows * columns, cell * cell)
-        return bank.flatten(1) @ flat.mT
-    return F.conv2d(planes.reshape(-1, 1, height, width), bank, stride=stride).flatten(2)
+        return (bank.flatten(1) @ flat.mT).flatten(1, 2)
+    found = F.conv2d(planes.reshape(-1, 1, height, width), bank, stride=stride)
+    return found.reshape(count, -1, found.shape[2] * found.shape[3])
 
 
-def _strength(planes: Tensor, cell: int, *, absence: bool) -> list[Tensor]:
-    """Per plane and frequency: log mean size, log unevenness, and share of near-zero responses."""
-    response = _responses(planes, cell)
+def _strength(response: Tensor, *, absence: bool) -> list[Tensor]:
+    """Per frequency: log mean size, log unevenness, and share of near-zero responses."""
     size, squares = response.abs(), torch.linalg.vector_norm(response, dim=-1).square()
     mean = (size.mean(-1) + FLOOR).log()
     found = [mean, (squares / response.shape[-1] + FLOOR**2).log() - 2 * mean]
     if absence:
         found.append(_trues(size < ABSENT) / response.shape[-1])
-    return [value.view(len(planes), -1) for value in found]
+    return found
 
 
 def _shares(steps: Tensor) -> Tensor:
@@ -132,15 +136,18 @@ class Texture:
         pixels = images.detach().float()
         if min(pixels.shape[2:]) >= _SMALL and kernels.ready(pixels):
             return kernels.run(_at_once, _described, pixels)
-        return _described(pixels)
+        if pixels.is_cuda:
+            return _described(pixels)
+        some = max(1, _AT_ONCE // pixels[0].numel())
+        return torch.cat([_described(part) for part in pixels.split(some)])
 
 
 def _described(pixels: Tensor) -> Tensor:
     """The descriptor in plain torch, on any device and of images of any size."""
     with torch.autocast(pixels.device.type, enabled=False):
         planes = _planes(pixels)
-        grey = _strength(planes[:, :1], GREY_CELL, absence=True)
-        colour = _strength(planes[:, 1:], COLOUR_CELL, absence=False)
+        grey = _strength(_responses(planes[:, :1], GREY_CELL), absence=True)
+        colour = _strength(_responses(planes[:, 1:], COLOUR_CELL), absence=False)
         steps = (planes[..., 1:] - planes[..., :-1]).abs_().flatten(2)
         noise = (_shares(steps) + 1e-3).log()
         return torch.cat([*grey, *colour, tones(pixels), noise], 1)
@@ -157,7 +164,7 @@ def _at_once(pixels: Tensor) -> Tensor:
 def tones(pixels: Tensor) -> Tensor:
     """log1p of a histogram per colour, relative to an even spread: (B, 3 · 32)."""
     flat = pixels.flatten(2)
-    bins = (flat.nan_to_num() * BINS).clamp_(0, BINS - 1).to(torch.uint8)
+    bins = (flat * BINS).nan_to_num_().clamp_(0, BINS - 1).to(torch.uint8)
     return torch.log1p(_counts(bins).flatten(1).float() * (BINS / flat.shape[2]))
 
 
@@ -173,13 +180,18 @@ def _counts(bins: Tensor) -> Tensor:
 def _histograms(values: Tensor, most: int) -> Tensor:
     """(..., N) whole numbers below `most`, in bytes, to how often each comes: (..., most).
 
-    Row by row: one count of all rows needs numbers eight times as large first.
+    Long rows are counted one by one: a count of all at once needs numbers eight times as large.
 
     >>> _histograms(torch.tensor([[0, 2, 2], [1, 1, 1]], dtype=torch.uint8), 3).tolist()
     [[1, 0, 2], [0, 3, 0]]
     """
-    rows = [torch.bincount(row, minlength=most) for row in values.flatten(0, -2)]
-    return torch.stack(rows).view(*values.shape[:-1], most)
+    rows = values.flatten(0, -2)
+    if rows.shape[1] >= _LONG:
+        found = torch.stack([torch.bincount(row, minlength=most) for row in rows])
+    else:
+        numbers = rows.long().add_(most * torch.arange(len(rows))[:, None])
+        found = torch.bincount(numbers.flatten(), minlength=most * len(rows))
+    return found.view(*values.shape[:-1], most)
 
 
 def _trues(found: Tensor) -> Tensor:

@@ -173,15 +173,13 @@ class Ostinato(Counted):
         change = self._take_in(batch.pixels, described, batch.classes, batch.oracle, answered)
         ready = self._ready(change.owners)
         if ready is not None:
-            return self._answer_and_learn(batch, described, change, ready, started)
+            return self._answer_and_learn(batch, change, ready, started)
         if answered is not None:
             self.publisher.placed(self.version)  # for the next batch, while this one is answered
         if answered is not None and self._still_holds(answered, change.owners):
             output = self._captured_output(batch, answered, self.version, change.owners, change)
         elif (made := self._made_answer(change)) is not None:
-            placed = self.publisher.placed(self.version, change.owners)
-            distance = placed.routes(described).distance
-            output = self._output(made, self.version, change.owners, distance, change)
+            output = self._output(made, self.version, change.owners, change.distance, change)
         else:
             output = self._answer(batch, described, change)
         self._watch(change.owners, output.logits)
@@ -292,13 +290,11 @@ class Ostinato(Counted):
     def _answer_and_learn(
         self,
         batch: Input,
-        described: Tensor,
         change: Change,
         domain: Domain,
         started: Started | None,
     ) -> StepOutput:
         version = self.version
-        distance = self.publisher.placed(version, change.owners).routes(described).distance
         held = started is not None and started.holds(domain, self.bank.shared)
         found = started.found if started is not None and held else None
         logits, loss, updated = self._step(batch, domain, found)
@@ -306,7 +302,7 @@ class Ostinato(Counted):
         self._republish()
         if domain.branches is None:  # forgotten: its maps answered
             version = replace(version, temperatures={})
-        output = self._output(logits, version, change.owners, distance, change)
+        output = self._output(logits, version, change.owners, change.distance, change)
         self._watch(change.owners, output.logits)
         return replace(output, loss=loss, updated=updated)
 

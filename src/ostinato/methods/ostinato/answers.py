@@ -167,8 +167,8 @@ class Answers(Learner):
         logits = answered.logits
         if batch.classes is not None:
             logits = logits.index_select(1, batch.classes)
-        distance = answered.routed.distance
-        return self._output(logits, version, owners, distance, change)
+        far = float(answered.routed.distance.mean()) if change is None else change.distance
+        return self._output(logits, version, owners, far, change)
 
     def _still_holds(self, answered: Answered, owners: Sequence[int]) -> bool:
         """Whether an answer sent off before a batch was taken in is what it would be after it."""
@@ -185,15 +185,18 @@ class Answers(Learner):
     def _answer(self, batch: Input, described: Tensor, change: Change | None = None) -> StepOutput:
         """Answer a batch; what was decided comes to the host once the forward is on its way."""
         placed = self.publisher.placed(self.version, () if change is None else change.owners)
-        with torch.no_grad():
-            routed = placed.routes(described)
-            index = routed.rows if change is None else placed.index(change.owners)
-            logits = self._forward(batch, placed, index)
-        owners = routed.owners.tolist() if change is None else change.owners
+        if change is not None:
+            owners, distance = change.owners, change.distance
+            logits = self._forward(batch, placed, placed.index(owners))
+        else:
+            with torch.no_grad():
+                routed = placed.routes(described)
+                logits = self._forward(batch, placed, routed.rows)
+            owners, distance = routed.owners.tolist(), float(routed.distance.mean())
         if placed.misses(owners):  # an expert comes back from the host: answer once more, with it
             placed = self.publisher.placed(placed.version, owners)
             logits = self._forward(batch, placed, placed.index(owners))
-        return self._output(logits, placed.version, owners, routed.distance, change)
+        return self._output(logits, placed.version, owners, distance, change)
 
     def _forward(self, batch: Input, placed: Placed, index: Tensor) -> Tensor:
         now = placed.open(self.processes.share(index))
@@ -205,7 +208,7 @@ class Answers(Learner):
         logits: Tensor,
         version: Version,
         owners: Sequence[int],
-        distance: Tensor,
+        distance: float,
         change: Change | None,
     ) -> StepOutput:
         founded = set(change.founded) if change is not None else set()
@@ -214,7 +217,7 @@ class Answers(Learner):
         decision = Decision(
             domain=usual,
             is_new=usual in founded,
-            distance=float(distance.mean()),
+            distance=distance,
             threshold=FAR,
             evidence=len(owners),
             per_sample=tuple(owners),
