@@ -181,6 +181,29 @@ def test_maps_that_no_longer_fit_are_made_anew(small, trusting):
     assert domain.due > domain.images
 
 
+def test_maps_that_do_not_help_are_not_made_with_every_batch(small, trusting, monkeypatch):
+    method = build(small, learn=False, buffer=16)
+    batches = shifted(40)
+    for batch in batches[:4]:
+        method(batch)
+    (domain,) = method.bank.domains.values()
+    made = list[int]()
+    make = type(method)._make_maps
+
+    def made_in_vain(self, domain, *given):
+        found = make(self, domain, *given)
+        made.append(domain.images)
+        domain.unsure = -1.0  # whatever is made, answers stay less sure
+        return found
+
+    monkeypatch.setattr(type(method), "_make_maps", made_in_vain)
+    monkeypatch.setattr(method, "_window", lambda n: 16 if method.bank.is_due(n) else 0)
+    domain.unsure = -1.0
+    for batch in batches[4:]:
+        method(batch)
+    assert made == [48, 96, 232]  # at once, when the domain lasts, and twice as long after that
+
+
 def test_a_domain_that_took_another_in_makes_its_maps_anew(small, trusting):
     method = build(small, learn=False)
     for batch in shifted(8):

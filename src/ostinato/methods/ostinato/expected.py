@@ -56,7 +56,7 @@ def expected_domain(part: State, branches: Expected, most: int, described: int) 
     for block in range(int(part.values["blocks"])):
         tensors |= _maps(block, int(part.tensors[f"maps.scale.{block}"].numel()))
     values = {"due": count(), "images": count(), "used": count(), "blocks": count()}
-    values |= {"made_at": count(), "place_of": count()}
+    values |= {"made_at": count(), "place_of": count(), "patience": count()}
     values |= {"waiting": count(high=_buffered(part, "recent", most))}
     values |= {"share": number(0, 1), "variety": number(low=0)}
     values |= {"unsure": number(low=0), "temperature": number(1, HOTTEST)}

@@ -79,7 +79,8 @@ class Learner(MapMaker):
             mine = [value for value, owner in zip(found, owners, strict=True) if owner == number]
             usual = domain.unsure / math.log(max(logits.shape[1], 2))
             domain.excess = followed(domain.excess, mine, usual)
-            if domain.excess > MARGIN:
+            since = domain.images - domain.made_at
+            if domain.excess > MARGIN and since >= domain.patience:
                 domain.due = min(domain.due, domain.images)
 
     def _learn_waiting(self, classes: Tensor | None) -> bool:

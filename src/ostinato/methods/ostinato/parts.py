@@ -15,6 +15,7 @@ from ostinato.domains.verdict import View
 from ostinato.experts.flat import FlatBranches
 from ostinato.experts.routed import Branch, Expert
 from ostinato.methods.contract import MethodConfig
+from ostinato.methods.ostinato.pace import MARGIN
 from ostinato.ops.moments import BlockMap
 
 
@@ -108,6 +109,7 @@ class Domain:
         used: the last update of the state in which it had an image.
         skipped: micro-batches passed over since its last update.
         excess: entropy, in ln C, by which the latest answers are less sure than its maps' were.
+        patience: images that come before answers less sure than usual have its maps made once more.
         made_at: images seen when its maps were made.
         place: where the images lay that they were made from, the mean of their descriptors.
         place_of: how many descriptors that is of.
@@ -128,6 +130,7 @@ class Domain:
     temperature: float = 1.0
     skipped: int = 0
     excess: float = 0.0
+    patience: int = 0
     made_at: int = 0
     place: Tensor = field(default_factory=lambda: torch.empty(0))
     place_of: int = 0
@@ -185,8 +188,11 @@ class Domain:
         """The maps were made: when the next ones are due, in images, counted from the first one.
 
         Twice as many images make better maps as long as they are few, and may show what fewer did
-        not: that maps are worth it. Else nothing is gained until the domain has lasted.
+        not: that maps are worth it. Else nothing is gained until the domain has lasted. Maps that
+        were made since answers had become less sure are given twice as long each time: where that
+        does not help, it is not the maps that are wrong.
         """
+        self.patience = max(2 * self.patience, NEW) if self.excess > MARGIN else 0
         self.due = LASTING * enough
         if self.images < PLENTY or not self.share:
             self.due = min(self.due, 2 * self.images)

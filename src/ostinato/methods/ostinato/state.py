@@ -27,6 +27,7 @@ NUMBERS = (
     "temperature",
     "skipped",
     "excess",
+    "patience",
     "made_at",
     "place_of",
 )
