@@ -95,8 +95,8 @@ def test_what_is_noted_of_domains_that_are_gone_stays_small(statistics):
     for number, batch in enumerate(batches[:13]):
         adapted.publisher.used(range(100 * number, 100 * number + 50))
         adapted.step(batch)
-    assert set(adapted.bank.domains) <= set(adapted.publisher._used) | {0}
-    assert len(adapted.publisher._used) <= 60
+        assert set(adapted.last.domains) <= set(adapted.publisher._used)
+    assert len(adapted.publisher._used) <= 8 * 4
 
 
 @trusting()

@@ -80,7 +80,7 @@ def test_rows_side_by_side_record_what_rows_in_turn_record(
         )
 
     alone = build_table("imagenet-c", request(1), QUIET)
-    said = Console(record=True, file=io.StringIO(), width=200)
+    said = Console(record=True, file=io.StringIO(), width=400)  # no line is cut in two
     together = build_table("imagenet-c", request(2), said)
     assert begun == [2]  # one job needs no other process
     assert rows_of(tmp_path / "1") == rows_of(tmp_path / "2")

@@ -17,6 +17,9 @@ from ostinato.experts.stack import Layout, Row, Rows, Stack, StackPass
 from ostinato.methods.ostinato.parts import Version
 from ostinato.ops.whitening import Content
 
+_NOTED = 8
+"""Domains whose last use is noted, in units of those that have rows."""
+
 
 @dataclass(frozen=True)
 class Placed:
@@ -137,17 +140,16 @@ class Publisher:
         for owner in dict.fromkeys(owners):
             self._used.pop(owner, None)
             self._used[owner] = None
+        for gone in list(self._used)[: max(len(self._used) - _NOTED * self.resident, 0)]:
+            del self._used[gone]  # domains come and go, and this is to stay small
 
     def _chosen(self, acting: dict[int, Expert], least: int) -> dict[int, Expert]:
         """The experts that get rows: those used last, then the youngest."""
         room = max(self.resident, least)
-        if len(acting) <= room and len(self._used) <= 2 * self.resident:
-            return acting
-        for gone in [number for number in self._used if number not in acting]:
-            del self._used[gone]  # domains come and go, and this is to stay small
         if len(acting) <= room:
             return acting
-        latest = dict.fromkeys([*reversed(self._used), *reversed(acting)])
+        used = [number for number in self._used if number in acting]
+        latest = dict.fromkeys([*reversed(used), *reversed(acting)])
         return {number: acting[number] for number in list(latest)[:room]}
 
     def _shared_of(self, version: Version, kind: torch.dtype) -> tuple[Branch, ...]:
