@@ -25,7 +25,7 @@ FLOOR, ABSENT = 0.5 * _LEVEL, 1.5 * _LEVEL
 """Sizes below half a grey level are rounding, not texture; below one and a half, hardly there."""
 GREY_CELL, COLOUR_CELL = 8, 4
 _STEPS = (0.5, 1.5, 3.5, 7.5, 15.5, 31.5, 63.5)
-"""Edges of the histogram of steps, in grey levels: half a level below the powers of two."""
+"""Edges of the histogram of steps, in grey levels."""
 _AT_ONCE = 2**20
 """Numbers that a CPU describes at once: what is made of them on the way then stays in its cache."""
 _LONG = 8192
@@ -71,11 +71,8 @@ def _edges(device: str) -> Tensor:
 def _planes(pixels: Tensor) -> Tensor:
     """Grey, red − green and blue − green: (B, 3, H, W)."""
     red, green, blue = pixels.unbind(1)
-    planes = torch.empty_like(pixels)
-    torch.mul(red, LUMA[0], out=planes[:, 0]).add_(green, alpha=LUMA[1]).add_(blue, alpha=LUMA[2])
-    torch.sub(red, green, out=planes[:, 1])
-    torch.sub(blue, green, out=planes[:, 2])
-    return planes
+    grey = LUMA[0] * red + LUMA[1] * green + LUMA[2] * blue
+    return torch.stack([grey, red - green, blue - green], 1)
 
 
 def _responses(planes: Tensor, cell: int) -> Tensor:
@@ -104,12 +101,7 @@ def _strength(response: Tensor, *, absence: bool) -> list[Tensor]:
 
 def _shares(steps: Tensor) -> Tensor:
     """(B, C, N) to the share of each interval between `_STEPS`: (B, C · (edges + 1))."""
-    if steps.is_cuda:  # few large operators in place of many small ones
-        above = _trues(steps.unsqueeze(2) > _edges(str(steps.device))[:, None])
-    else:  # edges lie half a level below powers of two, so whole levels are enough
-        levels = torch.add(0.5, steps, alpha=1 / _LEVEL).clamp_(max=255).to(torch.uint8)
-        upwards = _histograms(levels, 256).flip(-1).cumsum(-1).flip(-1)
-        above = upwards[..., [2**power for power in range(len(_STEPS))]]
+    above = _trues(steps.unsqueeze(2) > _edges(str(steps.device))[:, None])
     ends = F.pad(F.pad(above / steps.shape[2], (1, 0), value=1.0), (0, 1))
     return (ends[..., :-1] - ends[..., 1:]).flatten(1)
 

@@ -332,25 +332,28 @@ class StackPass:
         return fed_rows(tokens, self.index, shared, own)
 
     def _fed(self, number: int, tokens: Tensor) -> Tensor:
-        both = []
-        if self.shared:
-            both.append((self.shared[number].down, self.shared[number].up))
+        both = [(one.down, one.up) for one in self.shared[number : number + 1]]
         if self.branches:
-            own = self._own(len(tokens))
-            given = self.rows.feed(number) if own is None else own.feed(number)
-            down, up = given if own is not None else self._pick(given, len(tokens))
-            assert down is not None
-            assert up is not None
-            both.append((down, up))
+            both.append(self._feed(number, len(tokens)))
         if self.single is not None:  # side by side they are one branch, in half as many passes
-            both = [(torch.cat([one for one, _ in both], 1), torch.cat([one for _, one in both]))]
+            both = [(torch.cat([down for down, _ in both], 1), torch.cat([up for _, up in both]))]
         total = tokens
         for down, up in both:
             hidden = F.gelu(tokens @ _fitting(down, tokens.dtype))
-            if down.ndim == 2 and self.single is None:
+            if self.single is None and down.ndim == 2:  # the shared one
                 hidden = hidden * self._mask(len(tokens), hidden.dtype)
             total = _added(total, hidden, _fitting(up, tokens.dtype))
         return total
+
+    def _feed(self, number: int, count: int) -> tuple[Tensor, Tensor]:
+        """Down and up of the images' own branches: of all of them, or of each image."""
+        own = self._own(count)
+        if own is not None:
+            return own.feed(number)
+        down, up = self._pick(self.rows.feed(number), count)
+        assert down is not None
+        assert up is not None
+        return down, up
 
     def _mask(self, count: int, kind: torch.dtype) -> Tensor:
         """1 for images with an expert, 0 for the source's, which the shared branch leaves alone."""
