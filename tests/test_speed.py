@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 
 from ostinato import cli
 from ostinato.checks import small_model
 from ostinato.data.embedded import embedded_model
 from ostinato.speed.measure import LiveTensors, measure_routing, measure_stream
+from ostinato.speed.traffic import Traffic
 
 
 def run(*words: str) -> int:
@@ -71,3 +73,23 @@ def test_live_tensors_see_what_backward_keeps() -> None:
     assert 4000 <= live.now < 8000
     del loss
     assert live.now == 0
+
+
+def test_batches_are_parts_of_the_photographs_in_a_folder(tmp_path: Path) -> None:
+    for number in range(3):
+        (tmp_path / f"{number}").mkdir()
+        whole = Image.new("RGB", (60 + number, 48), (80 * number, 100, 200))
+        whole.save(tmp_path / f"{number}" / "one.png")
+    traffic = Traffic((3, 32, 32), "cpu", images=tmp_path)
+    first, second = traffic.clean(20), traffic.clean(20)
+    assert first.shape == (20, 3, 32, 32)
+    assert {round(float(image[0].mean()) * 255) for image in first} == {0, 80, 160}
+    assert not torch.equal(first, second)
+    assert traffic.shifted(0, 4).shape == (4, 3, 32, 32)
+
+
+def test_a_folder_without_photographs_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("speed", "--model", "embedded", "--images", str(tmp_path)) == 2
+    assert "no photographs (.jpg" in capsys.readouterr().err

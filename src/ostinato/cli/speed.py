@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 from ostinato.cli._command import command
-from ostinato.cli._words import Count, Counts, File, Given, Names, Weights
+from ostinato.cli._words import Count, Counts, File, Folder, Given, Names, Weights
 from ostinato.errors import ConfigError
 from ostinato.lines import columns
 
@@ -31,6 +32,8 @@ def speed_command(
     stream: Count = 0,
     stream_images: Count = 1200,
     routing: bool = True,
+    compile: bool = True,
+    images: Folder = None,
     device: Given = "auto",
     precision: Literal["fp32", "tf32", "bf16"] = "fp32",
     normalize: Literal["model", "none"] = "model",
@@ -51,6 +54,8 @@ def speed_command(
         stream: domains of a recurring stream, three rounds of which are measured in the mean.
         stream_images: images of a domain and round of that stream.
         routing: also measure what routing alone costs.
+        compile: let ours compile blocks on a GPU, as adapt(..., compile=True) does.
+        images: photographs to make batches of, in any folders below DIR; drawn scenes unless given.
         device: cpu, cuda or auto.
         precision: fp32, tf32 or bf16.
         normalize: the input convention.
@@ -70,10 +75,18 @@ def speed_command(
             check_writable(path)
     place = resolve_device(device)
     make_model, size = _maker(model, weights, place)
-    shared: dict[str, Any] = {"size": size, "precision": precision, "normalize": normalize}
+    shared: dict[str, Any] = {
+        "size": size,
+        "precision": precision,
+        "normalize": normalize,
+        "compile": compile,
+        "images_from": None if images is None else Path(images),
+    }
     where = torch.cuda.get_device_name(place) if place.startswith("cuda") else place
     threads = f", {torch.get_num_threads()} threads" if place == "cpu" else ""
     print(f"{model}, {size[1]} px, {precision}, {where}{threads}, torch {torch.__version__}")
+    if images is not None:
+        print(f"images are parts of the photographs below {images}")
     print(f"each batch is new images; medians of {steps} batches each, taken in turns; new: means")
     chosen = USUAL if not ways else () if ways == ("none",) else ways
     drawn: dict[str, list[Any]] = {}

@@ -6,6 +6,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from ostinato.models import Normalize
 from ostinato.ops.precision import Precision
 from ostinato.speed.memory import Kept, LiveTensors, peak
 from ostinato.speed.traffic import Traffic
-from ostinato.speed.ways import USUAL, Setting, Way, make_way, ours, trusting
+from ostinato.speed.ways import NEW, USUAL, WARM_DOMAINS, Setting, Way, make_way, ours, trusting
 
 __all__ = ["LiveTensors", "Speed", "measure_routing", "measure_speed", "measure_stream"]
 
@@ -65,6 +66,8 @@ def measure_speed(
     steps: int = 10,
     precision: Precision = "fp32",
     normalize: Normalize = "model",
+    compile: bool = True,
+    images_from: Path | None = None,
     ways: Sequence[str] = USUAL,
     domains: int = 1,
     mixed: bool = False,
@@ -83,6 +86,8 @@ def measure_speed(
         steps: timed batches of each.
         precision: fp32, tf32 products, or bf16 under autocast.
         normalize: the model's input convention.
+        compile: whether ours compiles blocks on a GPU; otherwise it is as by default.
+        images_from: a folder of photographs to make batches of; drawn scenes unless given.
         ways: which ones; "forward" is always there. Any registered method may be named.
         domains: how many domains our method knows.
         mixed: let every batch hold images of up to 15 of them.
@@ -97,8 +102,10 @@ def measure_speed(
     if min(batch_size, steps, domains) < 1:
         raise ConfigError("batch_size, steps and domains are at least 1.")
     device = next(make_model().parameters()).device
-    traffic = Traffic(size, device)
-    setting = Setting(make_model, traffic, batch_size, precision, normalize, domains, mixed)
+    traffic = Traffic(size, device, images=images_from)
+    setting = Setting(
+        make_model, traffic, batch_size, precision, normalize, domains, mixed, compile
+    )
     made: list[Way] = []
     kept: dict[str, int] = {}
     for name in dict.fromkeys(["forward", *ways]):
@@ -131,6 +138,8 @@ def measure_stream(
     size: tuple[int, int, int] = (3, 224, 224),
     precision: Precision = "fp32",
     normalize: Normalize = "model",
+    compile: bool = True,
+    images_from: Path | None = None,
     presets: Sequence[str] = ("forward-only", "robust"),
     domains: int = 15,
     images: int = 1200,
@@ -138,23 +147,28 @@ def measure_stream(
 ) -> list[Speed]:
     """The mean cost of a batch over a recurring stream: domains in turn, several rounds.
 
+    What a process makes once comes before the clock starts.
+
     Args:
         make_model: gives a fresh copy of the model, on the device to measure.
         batch_size: images a batch.
         size: channels, height and width.
         precision: fp32, tf32 products, or bf16 under autocast.
         normalize: the model's input convention.
+        compile: whether ours compiles blocks on a GPU; otherwise it is as by default.
+        images_from: a folder of photographs to make batches of; drawn scenes unless given.
         presets: of our method.
         domains: shifts, each one of the usual corruptions.
         images: of a domain and round.
         rounds: how often every domain comes.
     """
     device = next(make_model().parameters()).device
-    traffic = Traffic(size, device)
-    setting = Setting(make_model, traffic, batch_size, precision, normalize)
+    traffic = Traffic(size, device, images=images_from)
+    setting = Setting(make_model, traffic, batch_size, precision, normalize, compile=compile)
     made = [make_way("forward", setting)]
     for preset in presets:
         adapted = ours(setting, preset, settled=False)
+        _make_once(adapted, setting)
 
         def step(batch: torch.Tensor, adapted: Any = adapted) -> bool:
             return bool(adapted.step(batch).updated)
@@ -174,6 +188,14 @@ def measure_stream(
     ]
 
 
+def _make_once(adapted: Any, setting: Setting) -> None:
+    """A few domains, forgotten again: what a process captures or compiles once is there then."""
+    for domain in range(WARM_DOMAINS):
+        for _ in range(-(-NEW // setting.batch_size)):
+            adapted.step(setting.traffic.shifted(domain, setting.batch_size))
+    adapted.reset()
+
+
 @trusting()
 def measure_routing(
     make_model: Callable[[], nn.Module],
@@ -183,6 +205,8 @@ def measure_routing(
     steps: int = 10,
     precision: Precision = "fp32",
     normalize: Normalize = "model",
+    compile: bool = True,
+    images_from: Path | None = None,
     domains: int = 1,
 ) -> list[Speed]:
     """What routing alone costs beside a forward.
@@ -190,13 +214,15 @@ def measure_routing(
     Describing and deciding stand on the way of an answer; observing takes in what arrived.
     """
     device = next(make_model().parameters()).device
-    traffic = Traffic(size, device)
-    setting = Setting(make_model, traffic, batch_size, precision, normalize, domains)
+    traffic = Traffic(size, device, images=images_from)
+    setting = Setting(
+        make_model, traffic, batch_size, precision, normalize, domains, compile=compile
+    )
     adapted: Any = ours(setting, "forward-only")
     described: list[torch.Tensor] = []
 
     def describe(batch: torch.Tensor) -> None:
-        described[:] = [adapted.describe(batch)]
+        described[:] = [adapted._described(batch)]
 
     def decide(batch: torch.Tensor) -> None:
         adapted.publisher.placed(adapted.version).routes(described[0])
@@ -205,7 +231,7 @@ def measure_routing(
         make_way("forward", setting),
         Way("describe", describe),
         Way("decide", decide),
-        Way("observe", lambda batch: bool(adapted.router.observe(described[0]) is None)),
+        Way("observe", lambda batch: bool(adapted.router.take(described[0].cpu()) is None)),
     ]
     for _ in range(_WARM):
         _round(made, setting, device)

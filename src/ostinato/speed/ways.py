@@ -24,9 +24,9 @@ _CLEAN = 100
 """Clean images that statistics are taken from."""
 _SETTLED = 300
 """Images of a shift that our method meets before it counts as settled there."""
-_NEW = 200
+NEW = 200
 """Images for which a domain counts as new."""
-_WARM_DOMAINS = 3
+WARM_DOMAINS = 3
 """New domains before the clock starts: the pass that makes maps is captured the second time."""
 _OWN = ("predict", "learn", "both", "forward-only", "new", "new robust")
 USUAL = ("forward", "compiled", "tent", *_OWN)
@@ -44,6 +44,7 @@ class Setting:
         normalize: the model's input convention.
         domains: how many shifts our method has met.
         mixed: whether every batch holds images of up to 15 of them.
+        compile: whether ours compiles blocks on a GPU; otherwise it is as by default.
     """
 
     make_model: Callable[[], nn.Module]
@@ -53,6 +54,7 @@ class Setting:
     normalize: Normalize = "model"
     domains: int = 1
     mixed: bool = False
+    compile: bool = True
 
     def batch(self) -> Tensor:
         """A new batch of the traffic that is measured."""
@@ -147,7 +149,7 @@ def ours(setting: Setting, preset: str, *, settled: bool = True) -> Method:
         normalize=setting.normalize,
         precision=setting.precision,
         max_domains=max(32, setting.domains),
-        compile=True,
+        compile=True if setting.compile else "auto",
     )
     if settled:
         for domain in range(min(setting.domains, 15)):
@@ -216,10 +218,10 @@ def _new(name: str, setting: Setting) -> Way:
 
     def begin(batch: Tensor) -> None:
         nonlocal seen
-        if seen >= _NEW:
+        if seen >= NEW:
             adapted.reset()
             seen = 0
         seen += len(batch)
 
-    warm = _WARM_DOMAINS * -(-_NEW // setting.batch_size)
+    warm = WARM_DOMAINS * -(-NEW // setting.batch_size)
     return Way(name, _updating(adapted), before=begin, method=adapted, mean=True, warm=warm)
