@@ -168,9 +168,10 @@ def test_routes_decide_as_the_view_does():
     assert len(router.ids) == 4
     view, content = router.view(), router.content
     rows = [0, 5, 0, 7]
-    routes = Routes(packed(view, rows), content)
+    routes = Routes(packed(view, rows), len(content.mean))
     batch = torch.cat([descriptors(5, 50 + k, off) for k, off in enumerate((0, 1.5, -1.5, 3, 1e9))])
-    verdict, routed = view.decide(content.place(batch)), routes(batch)
+    placed = content.place(batch)
+    verdict, routed = view.decide(placed), routes(placed)
     assert routed.owners.tolist() == verdict.owners()
     assert torch.allclose(routed.distance, verdict.distance)
     table = dict(zip(view.ids, rows, strict=True))

@@ -41,7 +41,7 @@ KNOWN = 0.4
 """Share of `apart` below which a new group is a domain that there is."""
 NEAR, SEEN = 4.0, 128
 """Domains beyond so many times `apart` are not compared, those nearer by so many images each."""
-TEST, SELDOM, GROWTH = 8, 128, 8.0
+TEST, SELDOM, GROWTH = 8, 512, 3.0
 """A domain is tested for two after so many images: at first, at most, and as a part of its own."""
 SOON = 2
 """So many will do where its latest images lie elsewhere."""
@@ -130,8 +130,9 @@ class Router:
         return spreads
 
     def _rows(self, owners: Tensor) -> Tensor:
-        place = {domain: row for row, domain in enumerate(self.ids)}
-        return torch.tensor([place[owner] for owner in owners.tolist()], dtype=torch.long)
+        rows = torch.zeros(max(self.ids) + 1, dtype=torch.long)
+        rows[torch.tensor(self.ids)] = torch.arange(len(self.ids))
+        return rows[owners]
 
     def latest(self, domain: int, count: int) -> Tensor:
         """(n, d) the placed descriptors of a domain's latest images, at most so many."""
@@ -141,7 +142,10 @@ class Router:
 
     def observe(self, descriptors: Tensor) -> Change:
         """Take in a batch: traffic, means, new domains, merged ones."""
-        placed = self.content.place(descriptors.cpu())
+        return self.take(self.content.place(descriptors.cpu()))
+
+    def take(self, placed: Tensor) -> Change:
+        """The same for descriptors that are in content's deviations already, on the host."""
         verdict = self.view().decide(placed)
         new = fresh(placed, self.recent[-AGAIN:])
         self.mix = blended(self.mix, verdict.posterior)

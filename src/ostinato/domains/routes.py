@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from ostinato.domains.verdict import SOURCE, View
-from ostinato.ops.whitening import Content
 
 _START = 16
 
@@ -73,20 +72,19 @@ class Routes:
 
     Attributes:
         facts: what `packed` gave.
-        content: how descriptors are placed, on the same device.
+        width: numbers of a placed descriptor.
     """
 
     facts: Tensor
-    content: Content
+    width: int
     view: View = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        width = len(self.content.mean)
-        room = len(self.facts) // (width + 5)
-        rest = self.facts[room * width :].view(5, room)
+        room = len(self.facts) // (self.width + 5)
+        rest = self.facts[room * self.width :].view(5, room)
         view = View(
             tuple(range(room)),
-            self.facts[: room * width].view(room, width),
+            self.facts[: room * self.width].view(room, self.width),
             rest[0],
             rest[1],
             rest[2],
@@ -98,11 +96,10 @@ class Routes:
         """Domains that it has rows for."""
         return len(self.view.ids)
 
-    def __call__(self, described: Tensor) -> Routed:
-        """Decide of (B, d) descriptors."""
-        given = described.to(self.facts.device)
-        verdict = self.view.decide(self.content.place(given))
-        known = self.facts[len(self.content.mean) * self.room :].view(5, self.room)[3:]
+    def __call__(self, placed: Tensor) -> Routed:
+        """Decide of (B, d) descriptors in content's deviations."""
+        verdict = self.view.decide(placed.to(self.facts.device))
+        known = self.facts[self.width * self.room :].view(5, self.room)[3:]
         owners, rows = known[:, verdict.ids].long()
         none = torch.full_like(owners, SOURCE)
         owners, rows = (torch.where(verdict.far, none, value) for value in (owners, rows))

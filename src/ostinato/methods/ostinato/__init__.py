@@ -193,7 +193,7 @@ class Ostinato(Counted):
     ) -> tuple[Change, Tensor]:
         """What a batch does to the domains, and the domains of the latest images."""
         if self.told is None:
-            change = self.router.observe(described)
+            change = self.router.take(described.cpu())
             return change, self.router.owner
         if told is None:
             raise InputError("With true_domains=True every batch needs its domains' names.")

@@ -120,8 +120,9 @@ class Answers(Learner):
         return Started(domain, domain.maps, groups, changes, found)
 
     def _described(self, pixels: Tensor) -> Tensor:
+        """Descriptors of a batch in content's deviations, as routing sees them."""
         found = self.describe(three_colours(self.processes.share(pixels)))
-        return self.processes.gathered(found, len(pixels))
+        return self.publisher.content.place(self.processes.gathered(found, len(pixels)))
 
     def _captured(self, batch: Input) -> Answered | None:
         """A captured answer on its way; None where the plain way is to be gone."""

@@ -82,7 +82,7 @@ class Capture:
     ) -> None:
         self._turns = turns
         self.pixels = pixels.clone(memory_format=torch.contiguous_format)
-        routes = Routes(placed.routes.facts.clone(), placed.routes.content)
+        routes = Routes(placed.routes.facts.clone(), placed.routes.width)
         shared = tuple(Branch(one.down.clone(), one.up.clone()) for one in placed.shared)
         # Neither version nor rows are held on to: those of experts that are gone become free.
         bare = Version(0, placed.version.view)

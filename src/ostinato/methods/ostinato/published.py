@@ -186,7 +186,7 @@ class Publisher:
             facts = facts.pin_memory()  # a GPU that is at work is not waited for
         return Placed(
             version,
-            Routes(facts.to(self.device, non_blocking=True), self.content),
+            Routes(facts.to(self.device, non_blocking=True), len(self.content.mean)),
             self.stack.now,
             table,
             shared,
