@@ -32,7 +32,8 @@ def test_a_settled_expert_passes_batches_over_more_and_more(statistics):
     assert gaps[0] == 1
     assert gaps == sorted(gaps)
     assert gaps[-1] == 4  # three are passed over between two
-    assert method.bank.domains[1].branches.updates == len(places)
+    # An update stands for those that were passed over since the one before.
+    assert method.bank.domains[1].branches.updates == places[-1] - places[0] + 1
 
 
 @trusting()
@@ -49,6 +50,22 @@ def test_an_expert_that_no_longer_fits_learns_at_once(statistics):
     domain.unsure = -1.0  # so that the next answers are far less sure than they were
     assert method.step(batches.pop()).updated
     assert domain.excess > MARGIN
+
+
+@trusting()
+def test_a_large_batch_of_a_settled_expert_is_one_update_that_counts_as_several(statistics):
+    method = build(statistics, settle=2.0)
+    micro = method.config.micro
+    large = torch.cat(shifted(3, size=micro, seed=7))
+    for batch in shifted(8, size=micro):
+        method.step(batch)
+    learned = method.bank.domains[1].branches
+    updates, changes = learned.updates, learned.changes
+    assert updates >= 2
+    output = method.step(large)
+    assert output.updated
+    assert len(output.logits) == 3 * micro
+    assert (learned.updates, learned.changes) == (updates + 3, changes + 1)
 
 
 @trusting()

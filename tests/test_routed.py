@@ -182,6 +182,18 @@ def test_adam_equals_torch():
         assert torch.allclose(ours, theirs, atol=1e-6)
 
 
+def test_one_step_that_stands_for_several_has_their_moments_and_reach():
+    grad = torch.randn(20, generator=torch.Generator().manual_seed(0))
+    once, first, second = (torch.zeros(20) for _ in range(3))
+    many, firsts, seconds = (torch.zeros(20) for _ in range(3))
+    for step in range(1, 5):
+        adam(many, grad, firsts, seconds, step, lr=0.1)
+    adam(once, grad, first, second, 4, lr=0.4, times=4)
+    assert torch.allclose(first, firsts)
+    assert torch.allclose(second, seconds)
+    assert torch.allclose(once, many, atol=1e-5)
+
+
 def test_new_branches_do_nothing_and_are_seeded(model, batch):
     flat = FlatBranches(WIDTHS, 4, seed=0, label=1)
     assert torch.equal(flat.value, FlatBranches(WIDTHS, 4, seed=0, label=1).value)

@@ -17,11 +17,23 @@ BETAS, EPSILON = (0.9, 0.999), 1e-8
 
 
 def adam(
-    value: Tensor, grad: Tensor, first: Tensor, second: Tensor, step: int, *, lr: float
+    value: Tensor,
+    grad: Tensor,
+    first: Tensor,
+    second: Tensor,
+    step: int,
+    *,
+    lr: float,
+    times: int = 1,
 ) -> None:
-    """One Adam step in place (Kingma and Ba, 2015), `step` counted from 1."""
-    first.lerp_(grad, 1 - BETAS[0])
-    second.mul_(BETAS[1]).addcmul_(grad, grad, value=1 - BETAS[1])
+    """One Adam step in place (Kingma and Ba, 2015), `step` counted from 1.
+
+    With `times` its moments are those after so many steps that had this gradient, the last of which
+    is `step`; `lr` is what these steps' rates come to together.
+    """
+    kept, kept_squares = BETAS[0] ** times, BETAS[1] ** times
+    first.lerp_(grad, 1 - kept)
+    second.mul_(kept_squares).addcmul_(grad, grad, value=1 - kept_squares)
     size = (second / (1 - BETAS[1] ** step)).sqrt_().add_(EPSILON)
     value.addcdiv_(first, size, value=-lr / (1 - BETAS[0] ** step))
 
@@ -88,11 +100,11 @@ class FlatBranches:
             self._published = (self.changes, self.branches(self.value.clone()))
         return self._published[1]
 
-    def step(self, grad: Tensor, *, lr: float) -> None:
-        """One Adam step."""
-        self.updates += 1
+    def step(self, grad: Tensor, *, lr: float, times: int = 1) -> None:
+        """One Adam step, which may stand for several with the same gradient."""
+        self.updates += times
         self.changes += 1
-        adam(self.value, grad, self.first, self.second, self.updates, lr=lr)
+        adam(self.value, grad, self.first, self.second, self.updates, lr=lr, times=times)
 
     def move(self, device: torch.device | str) -> None:
         """Go to another device; what was published stays where it was."""

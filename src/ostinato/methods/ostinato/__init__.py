@@ -266,8 +266,10 @@ class Ostinato(Counted):
         Where something is learned, or maps are made, the first part of a batch serves the others.
         """
         domain = self._latest_domain()
-        has_maps = domain is not None and bool(domain.maps)
-        return has_maps and not self.config.learn and not self._remakes(count)
+        if domain is None or not domain.maps or self._remakes(count):
+            return False
+        updates = 0 if domain.branches is None else domain.branches.updates
+        return not self.config.learn or updates >= self.config.settle
 
     # Learning.
 

@@ -15,7 +15,7 @@ from ostinato.experts.flat import FlatBranches
 from ostinato.experts.routed import Acting, Branch, Expert, Pass
 from ostinato.methods.base import Input
 from ostinato.methods.ostinato.maps import MapMaker
-from ostinato.methods.ostinato.pace import MARGIN, followed, passed_over, unsureness
+from ostinato.methods.ostinato.pace import MARGIN, followed, passed_over, summed_rate, unsureness
 from ostinato.methods.ostinato.parts import Domain
 from ostinato.methods.ostinato.temperature import warmed
 from ostinato.ops.features import pool_tokens
@@ -112,6 +112,7 @@ class Learner(MapMaker):
         """
         if domain.branches is None:
             domain.branches = self._new_branches(self.bank.number(domain))
+        times = domain.skipped + max(1, round(len(batch) / self.config.micro))
         domain.skipped = 0
         self.bank.bring(self.bank.number(domain))
         groups = [self.bank.shared, domain.branches]
@@ -126,8 +127,8 @@ class Learner(MapMaker):
         if self.config.temper:
             domain.temperature = warmed(domain.temperature, seen.entropy, domain.unsure)
         for group, grad in zip(groups, grads, strict=True):
-            pace = self.config.lr / (1 + group.updates / self.config.settle)
-            group.step(grad, lr=pace)
+            rate = summed_rate(self.config.lr, group.updates, self.config.settle, times)
+            group.step(grad, lr=rate, times=times)
         return logits, seen.loss, True
 
     def _gradients(self, batch: Input, domain: Domain) -> Differentiated:

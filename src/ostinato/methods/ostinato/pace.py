@@ -32,6 +32,17 @@ def passed_over(updates: int, settle: float, limit: int) -> int:
     return min(limit, int(updates / settle))
 
 
+def summed_rate(rate: float, updates: int, settle: float, times: int = 1) -> float:
+    """The rates of the next so many updates, each shorter than the one before, together.
+
+    >>> summed_rate(1.0, updates=10, settle=10)
+    0.5
+    >>> round(summed_rate(1.0, updates=0, settle=10, times=2), 4)  # 1 and 1 / 1.1
+    1.9091
+    """
+    return sum(rate / (1 + (updates + later) / settle) for later in range(times))
+
+
 def unsureness(logits: Tensor) -> list[float]:
     """Entropy of each image's answer, in ln C; the mean over pixels where these are predicted.
 
