@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ostinato.api import adapt
 from ostinato.checks import small_model
+from ostinato.experts import compiled
 from ostinato.experts.routed import Expert
 from ostinato.experts.stack import StackPass
 from ostinato.methods.base import Input
@@ -80,10 +81,17 @@ def open_unseen(self: Placed, index: torch.Tensor) -> StackPass:
     return StackPass(index, self.rows, shared, maps=self.maps, branches=self.branches)
 
 
+def traced(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """In place of compiled blocks, where there is no GPU: all but the generation of code."""
+    made: Callable[..., Any] = torch.compile(forward, dynamic=False, backend="eager")
+    return made
+
+
 @pytest.fixture
 def captured(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a GPU, recorded operators stand in for real captures."""
     if not GPU:
+        monkeypatch.setattr(compiled, "_compiled", traced)
         monkeypatch.setattr(turns, "record", recorded)
         monkeypatch.setattr(Placed, "open", open_unseen)
         monkeypatch.setattr(Answers, "_may_capture", lambda self: self.config.compile is not False)
@@ -130,6 +138,7 @@ def test_captured_answers_equal_plain_ones(captured, statistics, preset, count_i
     assert fast.step_captures.refused is None
     assert fast.map_captures.made > 0 == plain.map_captures.made
     assert fast.map_captures.refused is None
+    assert {size[-1] for size in fast.map_captures._kept} == {0, 1}  # the source's pass, and maps
     assert (fast.step_captures.made > 0) == (preset == "robust")
     for name, one in fast.export_state().tensors.items():
         assert torch.allclose(one.cpu(), plain.export_state().tensors[name].cpu(), atol=1e-3), name
@@ -314,15 +323,34 @@ def test_a_model_that_cannot_be_captured_is_answered_plainly(captured, statistic
     assert torch.equal(told(batches[3]), told.predict(batches[3]))  # said once
 
 
+def test_a_model_that_cannot_be_compiled_is_captured_as_it_is(captured, statistics, monkeypatch):
+    def refuse(forward: Any) -> Any:
+        def compiled(*args: Any, **kwargs: Any) -> Any:
+            raise RuntimeError("no C compiler\nand a long trace")
+
+        return compiled
+
+    monkeypatch.setattr(compiled, "_compiled", refuse)
+    told, plain = made(statistics, compile=True), made(statistics, compile=False)
+    batches = shifted(8)
+    with pytest.warns(UserWarning, match="without compiled blocks: RuntimeError: no C compiler$"):
+        assert all(torch.equal(told(batch), plain(batch)) for batch in batches)
+    assert told.captures.made
+    assert told.captures.refused is None
+    assert "forward" not in vars(told.model.base.blocks[0])
+
+
+@pytest.mark.parametrize("compile", ["auto", True])
 @trusting()
-def test_captures_in_half_precision_follow_weights_that_change(captured, statistics):
+def test_captures_in_half_precision_follow_weights_that_change(captured, statistics, compile):
     settings = {"preset": "forward-only", "precision": "bf16"}
-    fast, plain = made(statistics, **settings), made(statistics, compile=False, **settings)
+    fast = made(statistics, **settings | {"compile": compile})
+    plain = made(statistics, compile=False, **settings)
     for batch in shifted(5):
         assert torch.allclose(fast(batch).cpu(), plain(batch).cpu(), atol=2e-2)
     before = fast.predict(batch)
     assert fast.captures.made
-    assert fast.narrowed.kept
+    assert bool(fast.narrowed.kept) == (compile == "auto")  # compiled ones round their own
     for method in (fast, plain):
         with torch.no_grad():
             for weight in method.model.base.head.parameters():

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ostinato.errors import TargetError
+from ostinato.experts.compiled import CompiledBlocks
 from ostinato.experts.targets import Target, Targets, find_targets, has_targets
 from ostinato.ops.blocks import find_blocks
 from ostinato.ops.features import open_tokens, prefix_tokens
@@ -271,19 +272,25 @@ class Hooks:
         if self.after_blocks:
             self.widths = list(zip(blocks, widths, strict=False))
         self._layouts = [Layout.of(block) for block in blocks.values()]
-        self._handles: list[Any] = []
+        self._modules = list(blocks.values())
+        self._hooked: list[tuple[nn.Module, Any]] = []
         for number, block in enumerate(blocks.values()):
-            self._handles.append(block.register_forward_hook(partial(self._after_block, number)))
+            handle = block.register_forward_hook(partial(self._after_block, number))
+            self._hooked.append((block, handle))
         for number, target in enumerate(feeds):
-            self._handles.append(
-                target.module.register_forward_hook(partial(self._after_feed, number))
-            )
+            handle = target.module.register_forward_hook(partial(self._after_feed, number))
+            self._hooked.append((target.module, handle))
 
     def remove(self) -> None:
         """Take every hook off."""
-        for handle in self._handles:
+        for _, handle in self._hooked:
             handle.remove()
-        self._handles = []
+        self._hooked = []
+
+    def compiled(self, compile: Callable[..., Any] | None = None) -> CompiledBlocks:
+        """The blocks, to be run compiled around these hooks."""
+        hooked = [(module, handle.id) for module, handle in self._hooked]
+        return CompiledBlocks(self._modules, hooked, compile)
 
     @contextmanager
     def open(self, now: Acting) -> Iterator[None]:

@@ -132,8 +132,10 @@ class Ostinato(Counted):
         return Hooks(self.model.base, self.targets, widths)
 
     def __getstate__(self) -> dict[str, Any]:
-        left_out = ("captures", "step_captures", "map_captures", "narrowed")  # a copy makes its own
-        return {name: v for name, v in super().__getstate__().items() if name not in left_out}
+        kept = super().__getstate__()
+        for own in ("captures", "step_captures", "map_captures", "narrowed", "compiled"):
+            kept.pop(own, None)  # a copy makes its own
+        return kept
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from ostinato.domains.texture import Texture
 from ostinato.domains.verdict import FAR, Change
+from ostinato.experts.compiled import CompiledBlocks
 from ostinato.experts.routed import EVERY, Acting, Branch, Expert
 from ostinato.experts.stack import Layout
 from ostinato.methods.base import Input
@@ -29,6 +31,8 @@ from ostinato.ops.narrowed import Narrowed
 from ostinato.ops.views import Viewed
 from ostinato.types import Decision, StepOutput
 
+Found = TypeVar("Found")
+
 
 class Answers(Learner):
     """The part of the method that answers."""
@@ -39,6 +43,7 @@ class Answers(Learner):
     step_captures: StepCaptures
     map_captures: MapCaptures
     narrowed: Narrowed
+    compiled: CompiledBlocks
     _said: frozenset[str] = frozenset()
 
     def _publisher(self) -> Publisher:
@@ -56,7 +61,8 @@ class Answers(Learner):
 
     def _open_captures(self) -> None:
         """Begin with no captures."""
-        self.narrowed = Narrowed()
+        self.narrowed, self.compiled = Narrowed(), self.hooks.compiled()
+        self._uncompiled: str | None = None
         self._whole = not any(isinstance(module, Viewed) for module in self.model.modules())
         self.captures = Captures(Borrowed(self._described), Borrowed(self._forward_pixels))
         class_token = self.hooks.prefix > 0
@@ -64,27 +70,41 @@ class Answers(Learner):
         self.step_captures = StepCaptures(work, class_token=class_token)
         self.map_captures = MapCaptures(Borrowed(self._make_from_pixels))
 
-    def _forward_pixels(self, pixels: Tensor, placed: Placed, index: Tensor) -> Tensor:
+    def _quickly(self, work: Callable[[], Found]) -> Found:
+        """What is recorded, with blocks compiled or with weights rounded once.
+
+        Where a model cannot be compiled, the first run finds out, which is not recorded yet.
+        """
+        if self.config.compile is True and self._uncompiled is None:
+            try:
+                with self.compiled():
+                    return work()
+            except RuntimeError as error:
+                self._uncompiled = f"{type(error).__name__}: {error}".splitlines()[0]
+                self._say_refused("compiled blocks", self._uncompiled)
         with self.narrowed:
-            return self._forward(Input(pixels), placed, index)
+            return work()
+
+    def _forward_pixels(self, pixels: Tensor, placed: Placed, index: Tensor) -> Tensor:
+        return self._quickly(lambda: self._forward(Input(pixels), placed, index))
 
     def _differentiate_pixels(
         self, pixels: Tensor, now: Acting, groups: tuple[tuple[Branch, ...], ...]
     ) -> Differentiated:
-        with self.narrowed:
-            return self._differentiate(Input(pixels), now, groups)
+        return self._quickly(lambda: self._differentiate(Input(pixels), now, groups))
 
-    def _make_from_pixels(self, pixels: Tensor, share: Tensor) -> Made:
+    def _make_from_pixels(self, pixels: Tensor, share: Tensor | None) -> Made:
         with self.narrowed:
-            return super()._passed(Input(pixels), Expert(), share)
+            return super()._passed(Input(pixels), None if share is None else Expert(), share)
 
     def _passed(
         self, batch: Input, expert: Expert | None, share: float | Tensor | None = None
     ) -> Made:
-        """Maps alone are made by a captured pass where possible; all else is passed plainly."""
-        alone = expert is not None and not expert.branches and batch.classes is None
-        found = None
-        if alone and isinstance(share, float) and self._may_capture():
+        """The source's pass and maps alone are captured where possible; the rest goes plainly."""
+        makes = expert is not None and not expert.branches and isinstance(share, float)
+        alone, found = makes or (expert is None and share is None), None
+        if alone and batch.classes is None and self._may_capture():
+            assert not isinstance(share, Tensor)
             self.narrowed.refresh()
             found = self.map_captures.made_from(batch.pixels, share)
             self._say_refused("captured maps", self.map_captures.refused)

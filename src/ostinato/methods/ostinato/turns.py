@@ -111,7 +111,7 @@ class Sizes:
         self._least = seen
         self._seen: Counter[Size] = Counter()
 
-    def worth(self, size: Size, kept: Iterable[Size]) -> bool:
+    def worth(self, size: Size, kept: Iterable[Size], room: int = KEPT) -> bool:
         """Count a batch; whether its size is captured, or worth it beside those that are."""
         known = set(kept)
         if size in self._seen or len(self._seen) < COUNTED:
@@ -119,7 +119,7 @@ class Sizes:
         count = self._seen[size]
         if size in known or count <= self._least:
             return size in known
-        return len(known) < KEPT or count > 2 * min(self._seen[one] for one in known)
+        return len(known) < room or count > 2 * min(self._seen[one] for one in known)
 
     def rarest(self, kept: Iterable[Size]) -> Size:
         """The size to give up for another one."""
