@@ -11,17 +11,6 @@ PRIOR = 4.0
 USUAL = 2.0
 
 
-def squared(a: Tensor, b: Tensor) -> Tensor:
-    """(n, m): squared distances between the rows of two tensors.
-
-    >>> import torch
-    >>> squared(torch.tensor([[0.0, 0.0]]), torch.tensor([[3.0, 4.0]])).item()
-    25.0
-    """
-    squares = a.square().sum(1)[:, None] + b.square().sum(1)[None] - 2 * (a @ b.T)
-    return squares.clamp_min(0)
-
-
 def between(gap: Tensor, a: Tensor, b: Tensor, squared_length: float) -> float:
     """Deviations between two domains along the line between their means.
 
