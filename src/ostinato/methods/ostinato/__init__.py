@@ -40,8 +40,8 @@ from ostinato.methods.ostinato.parts import (
 )
 from ostinato.methods.ostinato.state import DomainBank
 from ostinato.methods.ostinato.step import Started
+from ostinato.ops.allocator import hold_little
 from ostinato.ops.borrowed import Borrowed
-from ostinato.ops.precision import products
 from ostinato.ops.statistics import check_fits
 from ostinato.registry import METHODS
 from ostinato.types import StepOutput
@@ -340,7 +340,7 @@ class Ostinato(Counted):
     def learn(self) -> bool:
         """Take in what `predict` queued, and publish; whether anything was learned."""
         self._refuse_detached()
-        moved, exactness = False, products(self.config.precision)
+        moved, exactness = False, self._exactness()
         self.processes.agree(lambda: f"learn {self.standing()}")
         alike = self.processes.together()
         with self._at_work(), torch.inference_mode(False), torch.enable_grad(), exactness, alike:
@@ -350,7 +350,8 @@ class Ostinato(Counted):
                 levels, described, classes = self.queue.pop(0)
                 self._take_in(levels.float() / 255, described, classes)
                 moved |= self._learn_waiting(classes)
-        self._hold_little()
+        if self.model.device.type == "cpu":
+            hold_little()
         return moved
 
     def source_logits(self, batch: Input) -> Tensor:

@@ -155,8 +155,7 @@ class StreamMethod(Ostinato):
 
         The same images in the same order give the same state, whatever was answered meanwhile.
         """
-        exactness = products(self.config.precision)
-        with self._at_work(), torch.inference_mode(False), torch.enable_grad(), exactness:
+        with self._at_work(), torch.inference_mode(False), torch.enable_grad(), self._exactness():
             pixels = levels.to(self.model.device).float() / 255
             self._take_in(pixels, self._described(pixels), None)
             self._learn_waiting(None)
