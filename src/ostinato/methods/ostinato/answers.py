@@ -24,7 +24,7 @@ from ostinato.methods.ostinato.temperature import tempered
 from ostinato.ops import kernels
 from ostinato.ops.borrowed import Borrowed
 from ostinato.ops.colours import three_colours
-from ostinato.ops.moments import map_rank
+from ostinato.experts.maps import map_rank
 from ostinato.ops.narrowed import Narrowed
 from ostinato.ops.views import Viewed
 from ostinato.types import Decision, StepOutput

@@ -8,7 +8,7 @@ from ostinato.experts.routed import EVERY
 from ostinato.experts.stack import START
 from ostinato.methods.ostinato.answers import Answers
 from ostinato.methods.ostinato.distances import domain_distances
-from ostinato.ops.moments import map_rank
+from ostinato.experts.maps import map_rank
 
 
 class Counted(Answers):

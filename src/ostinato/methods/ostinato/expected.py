@@ -10,7 +10,7 @@ from ostinato.errors import StateError
 from ostinato.experts.flat import FlatBranches
 from ostinato.methods.ostinato.temperature import HOTTEST
 from ostinato.ops.expect import Expected, Like, count, ids, number
-from ostinato.ops.moments import map_rank
+from ostinato.experts.maps import map_rank
 from ostinato.ops.snapshot import State
 
 PARTS = ("scale", "down", "up", "shift", "prefix")

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ostinato.methods.ostinato import turns as captures
 from ostinato.methods.ostinato.turns import KEPT, Recorder, Size, Sizes, on
-from ostinato.ops.moments import BlockMap
+from ostinato.experts.routed import BlockMap
 
 Made = tuple[Tensor, tuple[BlockMap, ...]]
 """Logits, and the maps that were made on the way to them."""

@@ -18,7 +18,8 @@ from ostinato.methods.ostinato.parts import NEW, Domain, OstinatoConfig, Version
 from ostinato.methods.ostinato.state import DomainBank
 from ostinato.methods.ostinato.trust import doubt, is_varied, likely
 from ostinato.ops.losses import distribution_entropy
-from ostinato.ops.moments import BlockMap, block_map
+from ostinato.experts.maps import block_map
+from ostinato.experts.routed import BlockMap
 from ostinato.ops.shrunk import halves_of, shrunk
 from ostinato.ops.statistics import SourceStatistics
 

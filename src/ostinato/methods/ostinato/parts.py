@@ -16,7 +16,7 @@ from ostinato.experts.flat import FlatBranches
 from ostinato.experts.routed import Branch, Expert
 from ostinato.methods.contract import MethodConfig
 from ostinato.methods.ostinato.pace import MARGIN
-from ostinato.ops.moments import BlockMap
+from ostinato.experts.routed import BlockMap
 
 
 class OstinatoConfig(MethodConfig):

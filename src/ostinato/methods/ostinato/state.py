@@ -12,7 +12,7 @@ from ostinato.experts.flat import FlatBranches
 from ostinato.methods.ostinato.expected import PARTS, expected_bank
 from ostinato.methods.ostinato.parts import Domain, OstinatoConfig, alike, apart
 from ostinato.ops.expect import Expected
-from ostinato.ops.moments import BlockMap
+from ostinato.experts.routed import BlockMap
 from ostinato.ops.snapshot import State
 
 BUFFERS = ("recent", "arrived", "latest")

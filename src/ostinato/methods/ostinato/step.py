@@ -18,7 +18,7 @@ from ostinato.methods.ostinato.parts import Domain
 from ostinato.methods.ostinato.turns import KEPT, Recorder, Size, Sizes, Turns, is_older, on
 from ostinato.ops import kernels
 from ostinato.ops.features import pool_tokens
-from ostinato.ops.moments import BlockMap
+from ostinato.experts.routed import BlockMap
 
 Work = Callable[[Tensor, Acting, tuple[tuple[Branch, ...], ...]], Differentiated]
 

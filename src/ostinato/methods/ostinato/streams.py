@@ -23,7 +23,7 @@ from ostinato.methods.ostinato.published import Publisher
 from ostinato.methods.ostinato.whole import Wholes
 from ostinato.models import Normalize, VisionModel, fingerprint
 from ostinato.ops.borrowed import Borrowed
-from ostinato.ops.moments import map_rank
+from ostinato.experts.maps import map_rank
 from ostinato.ops.narrowed import Narrowed
 from ostinato.ops.precision import Precision, products
 from ostinato.ops.statistics import SourceStatistics, check_fits
