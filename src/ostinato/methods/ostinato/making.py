@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ostinato.experts.routed import BlockMap
 from ostinato.methods.ostinato import turns as captures
 from ostinato.methods.ostinato.turns import KEPT, Recorder, Size, Sizes, on
-from ostinato.experts.routed import BlockMap
 
 Made = tuple[Tensor, tuple[BlockMap, ...]]
 """Logits, and the maps that were made on the way to them."""

@@ -14,7 +14,7 @@ from ostinato.domains.routes import Routes, packed
 from ostinato.domains.verdict import SOURCE
 from ostinato.experts.routed import SCALE, Branch, Expert
 from ostinato.experts.stack import Layout, Row, Rows, Stack, StackPass
-from ostinato.methods.ostinato.parts import Version
+from ostinato.methods.ostinato.bank import Version
 from ostinato.ops.whitening import Content
 
 _NOTED = 8

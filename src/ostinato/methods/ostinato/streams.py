@@ -13,17 +13,18 @@ from torch import Tensor, nn
 
 from ostinato.domains.table import Array
 from ostinato.domains.texture import Texture
+from ostinato.experts.maps import map_rank
 from ostinato.experts.routed import EVERY, Hooks
 from ostinato.experts.stack import Layout, Rows, Stack, StackPass
 from ostinato.methods.base import Resources
 from ostinato.methods.ostinato import Ostinato
+from ostinato.methods.ostinato.bank import Domain
 from ostinato.methods.ostinato.desk import Desk
-from ostinato.methods.ostinato.parts import Domain, OstinatoConfig
 from ostinato.methods.ostinato.published import Publisher
+from ostinato.methods.ostinato.settings import OstinatoConfig
 from ostinato.methods.ostinato.whole import Wholes
 from ostinato.models import Normalize, VisionModel, fingerprint
 from ostinato.ops.borrowed import Borrowed
-from ostinato.experts.maps import map_rank
 from ostinato.ops.narrowed import Narrowed
 from ostinato.ops.precision import Precision, products
 from ostinato.ops.statistics import SourceStatistics, check_fits
