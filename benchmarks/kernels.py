@@ -295,18 +295,18 @@ def answers(count: int, args: Any) -> None:
     """Predict and both by the clock, beside the plain forward."""
     setting = setting_of(count, args)
     adapted: Any = ours(setting, "robust")
-    captured, routed = type(adapted)._may_capture, [setting.batch()]
+    captured, routed = adapted.capturing, [setting.batch()]
 
     def predict(batch: Tensor) -> None:
         with adapted.frozen():
             adapted.predict(batch)
 
     def eager(batch: Tensor) -> None:
-        type(adapted)._may_capture = lambda self: False
+        adapted.capturing = False
         try:
             predict(batch)
         finally:
-            type(adapted)._may_capture = captured
+            adapted.capturing = captured
 
     def eager_plain(batch: Tensor) -> None:
         with plain():

@@ -16,13 +16,12 @@ from triton.runtime import interpreter
 from ostinato.checks import small_batches, small_model
 from ostinato.domains.texture import _at_once, _described
 from ostinato.experts.flat import FlatBranches
-from ostinato.experts.routed import SCALE, Branch, Expert, Hooks, Pass
+from ostinato.experts.routed import SCALE, BlockMap, Branch, Expert, Hooks, Pass
 from ostinato.experts.stack import Layout, Rows, Stack, StackPass, moved_by
 from ostinato.methods.ostinato.step import LearningPass
 from ostinato.ops import kernels
 from ostinato.ops.kernels.branches import Pair, fed_rows
 from ostinato.ops.kernels.maps import Parts, moved_and_first, moved_rows
-from ostinato.ops.moments import BlockMap
 
 QUICK = (Phase.explicit, Phase.generate)  # an interpreter is slow at finding smaller examples
 KINDS = {torch.float: 2e-6, torch.bfloat16: 2e-2, torch.float16: 2e-3}

@@ -12,7 +12,8 @@ from torch import Tensor
 import ostinato
 from ostinato.checks import small_batches, small_model
 from ostinato.checks.building import builder
-from ostinato.methods import base
+from ostinato.methods import answering
+from ostinato.methods import ostinato as learner
 from ostinato.ops import allocator
 from ostinato.ops.allocator import Held, give_back, hold_little, resident
 from ostinato.registry import METHODS
@@ -65,7 +66,8 @@ def test_batches_hold_little_between_them(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize("way", ["step", "learn"])
 def test_whatever_learns_holds_little(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     adapted, asked = builder("ostinato", METHODS["ostinato"], {})(), list[int]()
-    monkeypatch.setattr(base, "hold_little", lambda: asked.append(1))
+    for module in (answering, learner):
+        monkeypatch.setattr(module, "hold_little", lambda: asked.append(1))
     batch = small_batches(1)[0]
     adapted.predict(batch)
     assert not asked

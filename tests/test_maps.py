@@ -13,7 +13,9 @@ from ostinato.errors import StateError
 from ostinato.experts.routed import EVERY
 from ostinato.methods.ostinato import maps as core
 from ostinato.methods.ostinato import trust
-from ostinato.methods.ostinato.parts import LASTING, NEW, Domain, OstinatoConfig
+from ostinato.methods.ostinato.bank import Domain
+from ostinato.methods.ostinato.settings import OstinatoConfig
+from ostinato.methods.ostinato.timing import LASTING, NEW
 
 kit = runpy.run_path(str(Path(__file__).with_name("_ostinato_small.py")))
 build, shifted, clean_statistics = kit["build"], kit["shifted"], kit["clean_statistics"]
@@ -197,7 +199,9 @@ def test_maps_that_do_not_help_are_not_made_with_every_batch(small, trusting, mo
         return found
 
     monkeypatch.setattr(type(method), "_make_maps", made_in_vain)
-    monkeypatch.setattr(method, "_window", lambda n: 16 if method.bank.is_due(n) else 0)
+    monkeypatch.setattr(
+        method, "_window", lambda n: 16 if method._is_due(method.bank.domains[n]) else 0
+    )
     domain.unsure = -1.0
     for batch in batches[4:]:
         method(batch)
@@ -212,7 +216,7 @@ def test_a_domain_that_took_another_in_makes_its_maps_anew(small, trusting):
     method.bank.domains[9] = Domain(due=80, images=30)
     assert domain.due > domain.images
     method.bank.merge(9, number)
-    assert method.bank.is_due(number)
+    assert method._is_due(method.bank.domains[number])
 
 
 def test_who_was_trusted_stays_so_where_nothing_speaks_against_it():

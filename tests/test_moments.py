@@ -8,17 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ostinato.ops.moments import (
-    LEAST,
-    BlockMap,
-    BlockMoments,
-    block_map,
-    low_rank_factors,
-    map_rank,
-    power,
-    ridged,
-    token_moments,
-)
+from ostinato.experts.maps import block_map, low_rank_factors, map_rank
+from ostinato.experts.routed import BlockMap
+from ostinato.ops.moments import LEAST, BlockMoments, power, ridged, token_moments
 from ostinato.ops.roots import inverse_root
 
 widths, shares = st.integers(1, 12), st.floats(0, 1)

@@ -14,7 +14,7 @@ from ostinato.checks import small_model
 from ostinato.methods.base import Method
 from ostinato.methods.ostinato.common import Question, prepare
 from ostinato.methods.ostinato.desk import InUse
-from ostinato.methods.ostinato.parts import OstinatoConfig
+from ostinato.methods.ostinato.settings import OstinatoConfig
 from ostinato.methods.ostinato.streams import SharedModel, StreamMethod
 
 small = runpy.run_path(str(Path(__file__).with_name("_ostinato_small.py")))

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from ostinato.checks import small_batches, small_model
 from ostinato.errors import StateError
 from ostinato.experts.flat import FlatBranches, adam
-from ostinato.experts.routed import Branch, Expert, Hooks, Pass
-from ostinato.ops.moments import BlockMap, block_map, token_moments
+from ostinato.experts.maps import block_map
+from ostinato.experts.routed import BlockMap, Branch, Expert, Hooks, Pass
+from ostinato.ops.moments import token_moments
 from ostinato.ops.snapshot import State
 
 WIDTH = 32

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from ostinato.domains.parting import parts
 from ostinato.domains.router import Router
-from ostinato.domains.splitting import LEAST, fresh, split_off
-from ostinato.domains.verdict import FAR, SOURCE
+from ostinato.domains.splitting import LEAST, split_off
+from ostinato.domains.verdict import FAR, SOURCE, fresh
 from ostinato.errors import StateError
 from ostinato.ops.snapshot import State
 from ostinato.ops.whitening import Content, bend, even, held_out, shrunk, whitener, within

@@ -8,7 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ostinato.ops.moments import BlockMoments, block_map, token_moments
+from ostinato.experts.maps import block_map
+from ostinato.ops.moments import BlockMoments, token_moments
 from ostinato.ops.shrunk import halves_of, shrunk
 
 

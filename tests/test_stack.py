@@ -15,9 +15,10 @@ from ostinato.checks import small_batches, small_model
 from ostinato.domains.router import Router
 from ostinato.domains.routes import Routes, packed
 from ostinato.experts.flat import FlatBranches
-from ostinato.experts.routed import SCALE, Branch, Expert, Hooks, Pass
+from ostinato.experts.maps import block_map
+from ostinato.experts.routed import SCALE, BlockMap, Branch, Expert, Hooks, Pass
 from ostinato.experts.stack import START, Layout, Stack, StackPass
-from ostinato.ops.moments import BlockMap, block_map, token_moments
+from ostinato.ops.moments import token_moments
 from ostinato.ops.whitening import Content
 from ostinato.speed.ways import trusting
 

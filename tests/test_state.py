@@ -13,7 +13,6 @@ from safetensors.torch import load_file, save_file
 import ostinato
 from ostinato.data.embedded import embedded_model
 from ostinato.errors import StateError
-from ostinato.models import VisionModel
 from ostinato.ops import snapshot
 from ostinato.ops.optim import export_optimizer, import_optimizer, make_optimizer
 from ostinato.ops.snapshot import RandomState, State, load_state, save_state
@@ -149,7 +148,7 @@ def test_a_state_from_a_file_goes_to_the_model_s_device(monkeypatch: pytest.Monk
     kept = adapted.track("kept", Kept())
     state = adapted.export_state()
     # Stands for a GPU: a device that is not the file's.
-    monkeypatch.setattr(VisionModel, "device", torch.device("meta"))
+    monkeypatch.setattr(adapted.model, "device", torch.device("meta"))
     monkeypatch.setattr(RandomState, "import_state", lambda self, state: None)
     adapted.import_state(state)
     assert kept.seen.device.type == "meta"

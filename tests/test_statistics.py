@@ -18,13 +18,14 @@ from ostinato.errors import ConfigError, MissingResource
 from ostinato.methods.dual_expert.guard import CollapseGuard
 from ostinato.ops.features import FeatureTaps
 from ostinato.ops.losses import (
+    alignment,
     confident_entropy,
     entropy_threshold,
     flatten_logits,
     softmax_entropy,
 )
 from ostinato.ops.optim import cosine, total_norm
-from ostinato.ops.statistics import SourceStatistics, alignment, check_fits
+from ostinato.ops.statistics import SourceStatistics, check_fits
 from ostinato.ops.tensors import read_tensors
 from ostinato.ops.trainable import norm_parameters
 
@@ -106,7 +107,7 @@ def test_alignment_equals_its_formula():
             for feature, mean, std in zip(features, means, stds, strict=True)
         ]
     )
-    found = alignment([torch.tensor(feature) for feature in features], source)
+    found = alignment([torch.tensor(feature) for feature in features], source.means, source.stds)
     assert float(found) == pytest.approx(expected, rel=1e-6)
 
 

@@ -125,7 +125,7 @@ def test_a_process_that_talks_to_itself_answers_as_one_that_does_not(
 
 def test_rows_are_shared_evenly_and_a_stand_in_is_dropped() -> None:
     processes = Processes()
-    processes.size, processes.rank = 4, 2
+    processes.size, processes.rank, processes.alone = 4, 2, False
     assert processes.counts(10) == [3, 3, 2, 2]
     assert processes.share(torch.arange(10)).tolist() == [6, 7]
     assert processes.share(torch.arange(2)).tolist() == [0]

@@ -20,9 +20,9 @@ from ostinato.errors import StateError
 from ostinato.methods.base import Method
 from ostinato.ops.snapshot import load_state
 
-_HOOKS = ("inspect", "route", "steps", "objective", "update", "answer", "after", "advance")
+_HOOKS = ("route", "steps", "objective", "update", "answer", "after", "advance")
 """What the loop calls on a method, in the order of a batch."""
-_ANSWERS = ("inspect", "respond", "preview", "source_logits")
+_ANSWERS = ("respond", "preview", "source_logits")
 """What `predict` calls."""
 THREADS, CALLS = 4, 3
 

@@ -11,17 +11,6 @@ PRIOR = 4.0
 USUAL = 2.0
 
 
-def squared(a: Tensor, b: Tensor) -> Tensor:
-    """(n, m): squared distances between the rows of two tensors.
-
-    >>> import torch
-    >>> squared(torch.tensor([[0.0, 0.0]]), torch.tensor([[3.0, 4.0]])).item()
-    25.0
-    """
-    squares = a.square().sum(1)[:, None] + b.square().sum(1)[None] - 2 * (a @ b.T)
-    return squares.clamp_min(0)
-
-
 def between(gap: Tensor, a: Tensor, b: Tensor, squared_length: float) -> float:
     """Deviations between two domains along the line between their means.
 
@@ -75,26 +64,3 @@ def halved(a: Tensor, b: Tensor) -> float:
     for axis, halves in zip(axes, (second, first), strict=True):
         spread += sum(0.25 * held(along(half, axis), len(half)) for half in halves)
     return math.sqrt(max(float(axes[0] @ axes[1]), 0.0) / max(spread, 1e-12))
-
-
-MOVED, SURE = 3.0, 0.4
-"""Images lie elsewhere where their mean does by this (squared), chance and this share of it off."""
-
-
-def elsewhere(latest: Tensor, mean: Tensor, spread: float, images: float = math.inf) -> bool:
-    """Whether a domain's latest images lie off a mean, by more than chance.
-
-    Args:
-        latest: (n, d) placed descriptors.
-        mean: (d,) where others of its images lay.
-        spread: the domain's usual squared distance, 1 on average.
-        images: of which the mean was taken.
-
-    >>> import torch
-    >>> some = torch.randn(20, 16, generator=torch.Generator().manual_seed(0))
-    >>> elsewhere(some, torch.zeros(16), 1.0), elsewhere(some + 1, torch.zeros(16), 1.0)
-    (False, True)
-    """
-    chance = len(mean) * spread * (1 / len(latest) + 1 / images)
-    off = float((latest.mean(0) - mean).square().sum()) - chance
-    return off > MOVED + SURE * chance

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from ostinato.domains import twofold
-from ostinato.domains.distances import between, squared
+from ostinato.domains.distances import between
 from ostinato.domains.splitting import LEAST
-from ostinato.domains.verdict import View
+from ostinato.domains.verdict import View, squared
 
 TWO = 2.6
 """Deviations between the images of two domains, in their own directions, that keep them two."""

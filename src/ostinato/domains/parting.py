@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ostinato.domains.distances import halved, squared
+from ostinato.domains.distances import halved
+from ostinato.domains.verdict import squared
 
 AXES, TURNS = 16, 4
 """Directions in which a pool is looked at, and rounds in which they are found."""

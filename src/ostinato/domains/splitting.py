@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ostinato.domains import twofold
-from ostinato.domains.distances import USUAL, along, held, squared
+from ostinato.domains.distances import USUAL, along, held
 from ostinato.domains.parting import parts
 
 ROUNDS = 8
@@ -21,8 +21,6 @@ LATEST = 256
 """Images of a domain that a test looks at."""
 WIDE = 4.0
 """Beside the source alone, no more variance of a group than this speaks against it."""
-SAME = 1e-3
-"""Mean squared difference of placed descriptors below which two images are one; usual is 2."""
 LARGE = 40
 """Images that both groups need for a finer test."""
 FINE = 0.2
@@ -38,28 +36,6 @@ HASTE = 0.5
 TWOFOLD = 4.75
 """Deviations in the images' own directions, in place of `apart`, between two halves of a domain."""
 AXIS_ROUNDS = 10
-GLANCE = 48
-"""Numbers of a placed descriptor that nearly all pairs of images are told apart by."""
-SLACK = 0.05
-"""Rounding of products in single precision, which a glance must not take for a difference."""
-
-
-def fresh(placed: Tensor, recent: Tensor) -> Tensor:
-    """Which rows show something new: neither in `recent` nor earlier in the batch.
-
-    >>> fresh(torch.tensor([[0.0], [1.0], [1.0], [2.0]]), torch.tensor([[2.0]])).tolist()
-    [True, True, False, False]
-    """
-    placed, recent = placed.float(), recent.float()  # far more exact than what is asked
-    bound = SAME * placed.shape[1]
-    # A few numbers suffice to tell nearly all pairs apart; the rest is looked at in full.
-    glance = torch.cat([recent[:, :GLANCE], placed[:, :GLANCE]])
-    like = squared(placed[:, :GLANCE], glance) <= bound + SLACK
-    like &= torch.arange(len(glance)) < (len(recent) + torch.arange(len(placed)))[:, None]
-    some = like.any(1)
-    if bool(some.any()):
-        like[some] &= squared(placed[some], torch.cat([recent, placed])) <= bound
-    return ~like.any(1)
 
 
 def split_off(

@@ -121,10 +121,14 @@ class Texture:
     def __init__(self, radius: int | None = None) -> None:
         self.radius = radius
 
-    @torch.no_grad()
     def __call__(self, images: Tensor, features: Tensor | None = None) -> Tensor:
         """(B, 3, H, W) in [0, 1] to (B, 369)."""
         check_images(images)
+        return self.of(images)
+
+    @torch.no_grad()
+    def of(self, images: Tensor) -> Tensor:
+        """The same of images that are known to be what they should."""
         pixels = images.detach().float()
         if min(pixels.shape[2:]) >= _SMALL and kernels.ready(pixels):
             return kernels.run(_at_once, _described, pixels)

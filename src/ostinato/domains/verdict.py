@@ -1,7 +1,8 @@
-"""What is known of domains at one moment, and what is decided of a batch by it."""
+"""What is known of domains, what is decided of a batch by it, and how images count in."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -9,7 +10,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from ostinato.domains.distances import squared
+from ostinato.ops.whitening import Content
 
 SOURCE = 0
 FAR = 5.0
@@ -22,6 +23,20 @@ LOCAL = 16.0
 """Images that the picture of the present traffic reaches back."""
 DRIFT = 0.02
 """Share of the prior that the present traffic does not decide."""
+DOUBT = 10.0
+"""Images that a domain's own spread is held near the usual one by."""
+SAME = 1e-3
+"""Mean squared difference of placed descriptors below which two images are one; usual is 2."""
+GLANCE = 48
+"""Numbers of a placed descriptor that nearly all pairs of images are told apart by."""
+SLACK = 0.05
+"""Rounding of products in single precision, which a glance must not take for a difference."""
+MOVED, SURE = 3.0, 0.4
+"""Images lie elsewhere where their mean does by this (squared), chance and this share of it off."""
+TEST, SELDOM, GROWTH = 8, 512, 3.0
+"""A domain is tested for two after so many images: at first, at most, and as a part of its own."""
+SOON = 2
+"""So many will do where its latest images lie elsewhere."""
 
 
 @dataclass(frozen=True)
@@ -133,3 +148,214 @@ def blended(mix: Tensor, posterior: Tensor) -> Tensor:
     """The picture of the traffic after a batch: each image fades the past by 1 / `LOCAL`."""
     kept = (1 - 1 / LOCAL) ** len(posterior)
     return kept * mix + (1 - kept) * posterior.mean(0)
+
+
+def squared(a: Tensor, b: Tensor) -> Tensor:
+    """(n, m): squared distances between the rows of two tensors.
+
+    >>> import torch
+    >>> squared(torch.tensor([[0.0, 0.0]]), torch.tensor([[3.0, 4.0]])).item()
+    25.0
+    """
+    squares = a.square().sum(1)[:, None] + b.square().sum(1)[None] - 2 * (a @ b.T)
+    return squares.clamp_min(0)
+
+
+def fresh(placed: Tensor, recent: Tensor) -> Tensor:
+    """Which rows show something new: neither in `recent` nor earlier in the batch.
+
+    >>> fresh(torch.tensor([[0.0], [1.0], [1.0], [2.0]]), torch.tensor([[2.0]])).tolist()
+    [True, True, False, False]
+    """
+    placed, recent = placed.float(), recent.float()  # far more exact than what is asked
+    bound = SAME * placed.shape[1]
+    # A few numbers suffice to tell nearly all pairs apart; the rest is looked at in full.
+    glance = torch.cat([recent[:, :GLANCE], placed[:, :GLANCE]])
+    like = squared(placed[:, :GLANCE], glance) <= bound + SLACK
+    like &= torch.arange(len(glance)) < (len(recent) + torch.arange(len(placed)))[:, None]
+    some = like.any(1)
+    if bool(some.any()):
+        like[some] &= squared(placed[some], torch.cat([recent, placed])) <= bound
+    return ~like.any(1)
+
+
+def elsewhere(latest: Tensor, mean: Tensor, spread: float, images: float = math.inf) -> bool:
+    """Whether a domain's latest images lie off a mean, by more than chance.
+
+    Args:
+        latest: (n, d) placed descriptors.
+        mean: (d,) where others of its images lay.
+        spread: the domain's usual squared distance, 1 on average.
+        images: of which the mean was taken.
+
+    >>> import torch
+    >>> some = torch.randn(20, 16, generator=torch.Generator().manual_seed(0))
+    >>> elsewhere(some, torch.zeros(16), 1.0), elsewhere(some + 1, torch.zeros(16), 1.0)
+    (False, True)
+    """
+    chance = len(mean) * spread * (1 / len(latest) + 1 / images)
+    off = float((latest.mean(0) - mean).square().sum()) - chance
+    return off > MOVED + SURE * chance
+
+
+class Known:
+    """Domains as they are known now, and the latest images with whose they are.
+
+    Args:
+        content: what clean descriptors are like.
+
+    >>> from ostinato.ops.whitening import Content
+    >>> clean = torch.randn(200, 16, generator=torch.Generator().manual_seed(0))
+    >>> Known(Content.of(clean)).view().ids
+    (0,)
+    """
+
+    def __init__(self, content: Content) -> None:
+        self.content = content
+        self.clear()
+
+    def clear(self) -> None:
+        """Back to the source alone."""
+        width = len(self.content.mean)
+        self.ids: list[int] = [SOURCE]
+        self.next_id = 1
+        self.sums = torch.zeros(1, width, dtype=torch.double)
+        self.counts = torch.tensor([float(self.content.images)], dtype=torch.double)
+        self.mix = torch.ones(1, dtype=torch.double)
+        self.spreads = torch.ones(1, dtype=torch.double)
+        self.untested = torch.zeros(1, dtype=torch.double)
+        self.recent = torch.zeros(0, width)  # many, and exact enough
+        self.owner = torch.zeros(0, dtype=torch.long)
+        self.unrenewed = 0
+        self._view: View | None = None
+
+    @property
+    def domains(self) -> tuple[int, ...]:
+        """The domains met so far, without the source."""
+        return tuple(self.ids[1:])
+
+    def view(self) -> View:
+        """A frozen picture of what is known now."""
+        if self._view is None:
+            means = self.sums / self.counts[:, None]
+            self._view = View(
+                tuple(self.ids),
+                means,
+                self._spreads(means),
+                self.counts.clone(),
+                self.mix.clone(),
+            )
+        return self._view
+
+    def latest(self, domain: int, count: int) -> Tensor:
+        """(n, d) the placed descriptors of a domain's latest images, at most so many."""
+        return self.recent[(self.owner == domain).nonzero()[-count:, 0]]
+
+    def _spreads(self, means: Tensor) -> Tensor:
+        """Each domain's mean squared distance on recent images, held near its last by `DOUBT`."""
+        count = torch.full((len(self.ids),), DOUBT, dtype=torch.double)
+        total = count * self.spreads
+        if len(self.recent):
+            row = self._rows(self.owner)
+            apart = torch.linalg.vector_norm(self.recent - means.float()[row], dim=1).square()
+            off = (apart.double() / means.shape[1]).clamp_max(2 * FAR)
+            total.index_add_(0, row, off)
+            count.index_add_(0, row, torch.ones_like(off))
+        spreads = total / count
+        spreads[0] = spreads[0].clamp_max(1.0)  # the source is what the clean images were
+        return spreads
+
+    def _rows(self, owners: Tensor) -> Tensor:
+        rows = torch.zeros(max(self.ids) + 1, dtype=torch.long)
+        rows[torch.tensor(self.ids)] = torch.arange(len(self.ids))
+        return rows[owners]
+
+    def _add(self, placed: Tensor, ids: Tensor) -> None:
+        self.recent = torch.cat([self.recent, placed.float()])
+        self.owner = torch.cat([self.owner, ids])
+        for domain in ids.unique().tolist():
+            if domain != SOURCE:
+                row = self.ids.index(domain)
+                self.sums[row] += placed[ids == domain].sum(0)
+                self.counts[row] += int((ids == domain).sum())
+
+    def _due(self, placed: Tensor, ids: Tensor) -> list[int]:
+        """Domains to be tested for two: those that moved, and those with enough new images.
+
+        Every test may find by chance what is not there, and takes time, so an old domain whose
+        images are as ever is tested seldom.
+        """
+        view, due = self.view(), []
+        for domain in ids.unique().tolist():
+            row, count = self.ids.index(domain), int((ids == domain).sum())
+            self.untested[row] += count
+            latest = (self.owner == domain).nonzero()[-max(count, TEST) :, 0]
+            rows = self.recent[latest]
+            old = 0.0 if domain == SOURCE else float(self.counts[row]) / GROWTH
+            some = float(self.untested[row])
+            if some >= min(max(TEST, old), SELDOM) or (
+                some >= SOON and elsewhere(rows, view.means[row].float(), float(view.spreads[row]))
+            ):
+                self.untested[row] = 0
+                due.append(domain)
+        return due
+
+    def _move(self, members: Tensor, source: int, into: int) -> None:
+        """Let recent images belong to another domain, which may be a new one."""
+        if into not in self.ids:
+            self.ids.append(into)
+            self.sums = torch.cat([self.sums, torch.zeros_like(self.sums[:1])])
+            self.counts = torch.cat([self.counts, self.counts.new_zeros(1)])
+            self.mix = torch.cat([self.mix, self.mix.new_zeros(1)])
+            self.spreads = torch.cat([self.spreads, self.spreads.new_ones(1)])
+            self.untested = torch.cat([self.untested, self.untested.new_zeros(1)])
+        total, count = self.recent[members].double().sum(0), len(members)
+        here, there = self.ids.index(source), self.ids.index(into)
+        share = self.mix[here] * count / max(int((self.owner == source).sum()), 1)
+        self.mix[here] -= share
+        self.mix[there] += share
+        if source != SOURCE:
+            self.sums[here] -= total
+            self.counts[here] = (self.counts[here] - count).clamp_min(1.0)
+        if into != SOURCE:
+            self.sums[there] += total
+            self.counts[there] += count
+        self.owner[members] = into
+        self._view = None
+
+    def _renew(self) -> list[tuple[int, int]]:
+        """Settle anew which domain each recent image belongs to."""
+        self.unrenewed = 0
+        self.spreads = self.view().spreads.clone()
+        ids = self.view().decide(self.recent.double()).ids
+        homes = {d: int(ids[self.owner == d].mode().values) for d in self.owner.unique().tolist()}
+        for domain in self.ids[:]:
+            moved = (self.owner == domain) & (ids != domain)
+            for into in ids[moved].unique().tolist():
+                self._move((moved & (ids == into)).nonzero()[:, 0], domain, into)
+        merged = []
+        for domain, into in homes.items():
+            few = float(self.counts[self.ids.index(domain)]) <= 1
+            if domain != SOURCE and few and not bool((self.owner == domain).any()):
+                # It has lost its images, and would stand where the source does.
+                merged.append(self._merge_empty(domain, into))
+        return merged
+
+    def _merge_empty(self, domain: int, into: int) -> tuple[int, int]:
+        row = self.ids.index(domain)
+        self.sums[row], self.counts[row] = 0, 0
+        return self._merge(domain, into)
+
+    def _merge(self, gone: int, into: int) -> tuple[int, int]:
+        here, there = self.ids.index(gone), self.ids.index(into)
+        self.sums[there] += self.sums[here]
+        self.counts[there] += self.counts[here]
+        self.mix[there] += self.mix[here]
+        self.owner[self.owner == gone] = into
+        rest = [row for row in range(len(self.ids)) if row != here]
+        self.sums, self.counts = self.sums[rest], self.counts[rest]
+        self.mix, self.spreads = self.mix[rest], self.spreads[rest]
+        self.untested = self.untested[rest]
+        del self.ids[here]
+        self._view = None
+        return gone, into

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ostinato.errors import StateError
 from ostinato.experts.mixture import seeded
-from ostinato.experts.routed import Branch
+from ostinato.experts.routed import Branch, leaves
 from ostinato.ops.expect import Expected, Like, count
 from ostinato.ops.snapshot import State
 
@@ -50,6 +50,9 @@ class FlatBranches:
         label: which group this is ("shared", or a domain).
         device: where the vector lives.
 
+    Attributes:
+        latest: what `published` gives, where it is known.
+
     >>> flat = FlatBranches([("a", 8), ("b", 8)], rank=2, seed=0, label="shared")
     >>> flat.value.shape, [branch.down.shape for branch in flat.branches()]
     (torch.Size([64]), [torch.Size([8, 2]), torch.Size([8, 2])])
@@ -73,7 +76,7 @@ class FlatBranches:
         self.value = torch.cat(parts).to(device)
         self.first, self.second = torch.zeros_like(self.value), torch.zeros_like(self.value)
         self.updates = self.changes = 0  # the second never goes back
-        self._published: tuple[int, tuple[Branch, ...]] | None = None
+        self.latest: tuple[Branch, ...] | None = None
 
     def branches(self, value: Tensor | None = None) -> tuple[Branch, ...]:
         """Views of the vector (or of another one like it), a branch for each network."""
@@ -89,29 +92,27 @@ class FlatBranches:
 
     def leaves(self, value: Tensor | None = None) -> tuple[Branch, ...]:
         """The branches as tensors to differentiate by; each has a gradient of its own size."""
-        return tuple(
-            Branch(one.down.detach().requires_grad_(), one.up.detach().requires_grad_())
-            for one in self.branches(value)
-        )
+        return leaves(self.branches(value))
 
     def published(self) -> tuple[Branch, ...]:
         """Branches that later steps do not change; the same ones until the next step."""
-        if self._published is None or self._published[0] != self.changes:
-            self._published = (self.changes, self.branches(self.value.clone()))
-        return self._published[1]
+        if self.latest is None:
+            self.latest = self.branches(self.value.clone())
+        return self.latest
 
     def step(self, grad: Tensor, *, lr: float, times: int = 1) -> None:
         """One Adam step, which may stand for several with the same gradient."""
         self.updates += times
         self.changes += 1
         adam(self.value, grad, self.first, self.second, self.updates, lr=lr, times=times)
+        self.latest = self.branches(self.value.clone())
 
     def move(self, device: torch.device | str) -> None:
         """Go to another device; what was published stays where it was."""
         if self.value.device != torch.device(device):
             for name in ("value", "first", "second"):
                 setattr(self, name, getattr(self, name).to(device))
-            self._published = None
+            self.latest = None
 
     def export_state(self) -> State:
         """The vector, its moments and how many updates it had."""
@@ -136,3 +137,4 @@ class FlatBranches:
             setattr(self, name, tensor.detach().clone().to(self.value))
         self.updates = int(state.values["updates"])
         self.changes += 1
+        self.latest = None

@@ -13,12 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ostinato.experts.routed import EVERY, SCALE, Branch, Expert, Hooks, inner_targets
-from ostinato.experts.targets import Targets, has_targets
+from ostinato.experts.routed import EVERY, SCALE, BlockMap, Branch, Expert, Hooks
+from ostinato.experts.targets import Targets, has_targets, inner_targets
 from ostinato.ops.blocks import find_blocks
 from ostinato.ops.features import open_tokens, prefix_tokens
 from ostinato.ops.layouts import FEATURES_LAST, Layout
-from ostinato.ops.moments import BlockMap
 
 _PARTS = ("scale", "down", "up", "shift", "prefix")
 Maps = tuple[tuple[Tensor, ...], ...]

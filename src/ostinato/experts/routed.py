@@ -8,12 +8,12 @@ number of threads can predict while another one learns.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -21,20 +21,20 @@ from torch.nn import functional as F
 
 from ostinato.errors import TargetError
 from ostinato.experts.compiled import CompiledBlocks
-from ostinato.experts.targets import Target, Targets, find_targets, has_targets
+from ostinato.experts.targets import Targets, has_targets, inner_targets
 from ostinato.ops.blocks import find_blocks
 from ostinato.ops.features import open_tokens, prefix_tokens
 from ostinato.ops.layouts import Layout
-from ostinato.ops.moments import BlockMap
 
 EVERY = 2
 """Blocks from one map to the next: maps after all of them cost twice as much and gain nothing."""
 SCALE = 0.25
 """Of the learned branches: half for each of two branches, half for each of two experts."""
+_EXACT = (torch.float, torch.double)
+"""Precisions in which a number times one, plus zeros, is itself."""
 
 
-@dataclass(frozen=True)
-class Branch:
+class Branch(NamedTuple):
     """Low-rank weights beside one feed-forward network: `gelu(z · down) · up`.
 
     Tensors are one domain's, or have a first dimension for one domain an image.
@@ -51,6 +51,74 @@ class Branch:
         """Apply to tokens, features last."""
         hidden = F.gelu(z @ self.down.to(z.dtype))
         return hidden @ self.up.to(z.dtype)
+
+
+@dataclass(frozen=True)
+class BlockMap:
+    """`x + x ∘ scale + (x · down) · up + shift` for tokens, `x + prefix` for prefix tokens.
+
+    Where `up` is empty, `down` is the whole matrix. Tensors are one domain's, or have a first
+    dimension for one domain an image.
+
+    >>> none, line = torch.zeros(2, 2), torch.zeros(2)
+    >>> still = BlockMap(line, none, none[:0], line, torch.zeros(0, 2))
+    >>> still(torch.tensor([[[1.0, 2.0]]])).flatten().tolist()
+    [1.0, 2.0]
+    """
+
+    scale: Tensor
+    down: Tensor
+    up: Tensor
+    shift: Tensor
+    prefix: Tensor
+
+    def __call__(self, tokens: Tensor) -> Tensor:
+        """Move (B, N, D) tokens."""
+        scale, down, up, shift, prefix = (part.to(tokens) for part in self.tensors())
+        return moved(tokens, 1 + scale, down, up, shift, prefix)
+
+    def to(self, device: torch.device | str) -> BlockMap:
+        """The same numbers on another device."""
+        return BlockMap(*(part.to(device) for part in self.tensors()))
+
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """All five, in order."""
+        return self.scale, self.down, self.up, self.shift, self.prefix
+
+
+def moved(
+    tokens: Tensor, factor: Tensor, down: Tensor, up: Tensor, shift: Tensor, prefix: Tensor
+) -> Tensor:
+    """What a `BlockMap` does, with `1 + scale` as its `factor`.
+
+    Everything but the prefix is done to whole tensors, since a pass over them costs more than the
+    few tokens too many; what that made of the prefix is then replaced. A CPU has the factor in a
+    whole matrix, which then is one product: ones and zeros leave tokens as they are to the bit.
+    """
+    if not up.numel() and tokens.device.type == "cpu" and tokens.dtype in _EXACT:
+        whole = affine(tokens, down + factor.diag_embed(), shift)
+    else:
+        change = affine(tokens @ down, up, shift) if up.numel() else affine(tokens, down, shift)
+        whole = torch.addcmul(change, tokens, factor.unsqueeze(-2))
+    count = prefix.shape[-2]
+    if not count:
+        return whole
+    if whole.requires_grad:
+        return torch.cat([tokens[:, :count] + prefix, whole[:, count:]], 1)
+    torch.add(tokens[:, :count], prefix, out=whole[:, :count])
+    return whole
+
+
+def affine(tokens: Tensor, matrix: Tensor, shift: Tensor) -> Tensor:
+    """`tokens · matrix + shift` as one operator; both may have a first dimension, an image each.
+
+    >>> eye = torch.eye(2)
+    >>> affine(torch.ones(1, 3, 2), eye, eye[0])[0, 0].tolist()
+    [2.0, 1.0]
+    """
+    if matrix.ndim == 3:
+        return torch.baddbmm(shift.unsqueeze(-2), tokens, matrix)
+    return F.linear(tokens, matrix.mT, shift)
 
 
 @dataclass(frozen=True)
@@ -181,20 +249,16 @@ class Pass:
         return SCALE * total.reshape(z.shape)
 
 
-def scaled(branches: Sequence[Branch], kind: torch.dtype) -> tuple[Branch, ...]:
-    """Branches in another precision, `SCALE` in their `up`: a few operators for all of them.
+def leaves(branches: Sequence[Branch], kind: torch.dtype | None = None) -> tuple[Branch, ...]:
+    """Branches as tensors to differentiate by, in a precision; nobody else's gradients.
 
-    >>> one = Branch(torch.ones(4, 2), torch.ones(2, 4))
-    >>> scaled([one, one], torch.half)[1].up[0].tolist()
-    [0.25, 0.25, 0.25, 0.25]
+    >>> leaves([Branch(torch.ones(4, 2), torch.ones(2, 4))])[0].down.requires_grad
+    True
     """
-    if not branches:
-        return ()
-    ups = torch._foreach_mul([one.up for one in branches], SCALE)
-    parts = [part for one, up in zip(branches, ups, strict=True) for part in (one.down, up)]
-    flat = torch.cat([part.flatten() for part in parts]).to(kind)
-    cut = iter(flat.split([part.numel() for part in parts]))
-    return tuple(Branch(next(cut).view_as(o.down), next(cut).view_as(o.up)) for o in branches)
+    return tuple(
+        Branch(*(part.detach().to(kind or part.dtype).requires_grad_() for part in one))
+        for one in branches
+    )
 
 
 def side_by_side(branches: Sequence[Branch]) -> Branch:
@@ -213,18 +277,6 @@ def _stacked(tensors: Sequence[Tensor | None], like: Tensor) -> Tensor:
     """Zeros for the source first, then one entry each; None is zeros too."""
     zero = torch.zeros_like(like)
     return torch.stack([zero, *(zero if one is None else one for one in tensors)])
-
-
-def inner_targets(model: nn.Module, blocks: Iterable[str], targets: Targets) -> list[Target]:
-    """The feed-forward networks inside blocks (those outside serve another purpose), or the chosen.
-
-    A CLIP has a tower for texts that no image passes.
-    """
-    found = find_targets(model, targets)
-    if targets is not None:
-        return found
-    starts = tuple(f"{name}." for name in blocks)
-    return [target for target in found if f"{target.name}.".startswith(starts)]
 
 
 _PASS: ContextVar[tuple[object, Acting] | None] = ContextVar("ostinato-pass", default=None)
@@ -301,6 +353,10 @@ class Hooks:
         finally:
             _PASS.reset(token)
 
+    def pooled(self, tokens: Tensor) -> Tensor:
+        """What stands for an image in its tokens: the class token, else the mean over them."""
+        return tokens[:, 0] if self.prefix > 0 else tokens.mean(1)
+
     def _now(self) -> Acting | None:
         found = _PASS.get()
         if found is None or found[0] is not self or found[1].idle:
@@ -311,12 +367,16 @@ class Hooks:
         now = self._now()
         if now is None or (number % EVERY and now.keep is None and not self.after_blocks):
             return None
-        opened = open_tokens(output, self._layouts[number])
-        if opened is None:
-            raise TargetError(
-                f"Block {number} gives {type(output).__name__}, no (batch, tokens, features)."
-            )
-        tokens, put_back = opened
+        put_back: Callable[[Tensor], Any] | None = None
+        if isinstance(output, Tensor) and output.ndim == 3:
+            tokens = output
+        else:
+            opened = open_tokens(output, self._layouts[number])
+            if opened is None:
+                raise TargetError(
+                    f"Block {number} gives {type(output).__name__}, no (batch, tokens, features)."
+                )
+            tokens, put_back = opened
         if number % EVERY == 0:
             tokens = now.block(number // EVERY, tokens)
         if self.after_blocks:
@@ -324,7 +384,7 @@ class Hooks:
             tokens = tokens if changed is None else changed
         if now.keep is not None:
             now.features.append(now.keep(tokens))
-        return put_back(tokens)
+        return tokens if put_back is None else put_back(tokens)
 
     def _after_feed(self, number: int, module: nn.Module, inputs: Any, output: Any) -> Any:
         now = self._now()

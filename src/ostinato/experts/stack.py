@@ -16,9 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ostinato.experts.routed import SCALE, Branch, Expert
+from ostinato.experts.routed import SCALE, Branch, Expert, moved
 from ostinato.ops import kernels
-from ostinato.ops.moments import moved
 
 START = 8
 

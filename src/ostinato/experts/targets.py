@@ -9,7 +9,7 @@ patch embeddings, patch merging and whatever lies inside an attention do not.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -74,6 +74,18 @@ def find_targets(model: nn.Module, targets: Targets = None) -> list[Target]:
         return found
     chosen = choose(model, targets, "targets", seen.hint(), [ffn.name for ffn in seen.ffns])
     return [seen.target(name) for name in chosen]
+
+
+def inner_targets(model: nn.Module, blocks: Iterable[str], targets: Targets) -> list[Target]:
+    """The feed-forward networks inside blocks (those outside serve another purpose), or the chosen.
+
+    A CLIP has a tower for texts that no image passes.
+    """
+    found = find_targets(model, targets)
+    if targets is not None:
+        return found
+    starts = tuple(f"{name}." for name in blocks)
+    return [target for target in found if f"{target.name}.".startswith(starts)]
 
 
 def has_targets(model: nn.Module) -> bool:

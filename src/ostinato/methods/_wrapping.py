@@ -56,10 +56,6 @@ class Wrapping(Method):
         self.weights = self.inner.weights
         return self.inner
 
-    def inspect(self, batch: Input) -> None:
-        """Whatever the inner method refuses."""
-        self.inner.inspect(batch)
-
     def advance_inner(self, batch: Input) -> StepOutput:
         """One whole step of the inner method, whose events are the wrapper's."""
         self.inner.events = self.events

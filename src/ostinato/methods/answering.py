@@ -1,26 +1,30 @@
-"""What users call on every method: predict, learn, frozen, and a plain call."""
+"""What users call on every method: a plain call, which is a step, and predict, learn, frozen."""
 
 from __future__ import annotations
 
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from functools import wraps
+from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 
-from ostinato.errors import InputError
-from ostinato.methods.contract import Input
+from ostinato.errors import ConfigError, InputError, StateError
+from ostinato.methods.contract import Input, MethodConfig, MethodInfo, Need, Oracle
 from ostinato.models import VisionModel
-from ostinato.ops.around import eagerly
+from ostinato.ops.allocator import hold_little
 from ostinato.ops.batchnorm import OtherStatistics
 from ostinato.ops.precision import products
 from ostinato.ops.processes import Processes
 from ostinato.ops.trainable import Weights
 from ostinato.types import StepOutput
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 
 
 class Answer(dict[str, Tensor]):
@@ -53,6 +57,21 @@ def _named_answer(logits: Tensor) -> Any:
     return getattr(library, kind)(logits=logits)
 
 
+def _eagerly(work: Callable[_P, _T]) -> Callable[_P, _T]:
+    """Let a function run as it is written, also where a caller is compiled."""
+    made: dict[str, Callable[_P, _T]] = {}
+
+    @wraps(work)
+    def run(*values: _P.args, **named: _P.kwargs) -> _T:
+        if "torch._dynamo" not in sys.modules:  # nothing was compiled, and loading it takes seconds
+            return work(*values, **named)
+        if "apart" not in made:
+            made["apart"] = torch.compiler.disable(work)
+        return made["apart"](*values, **named)
+
+    return run
+
+
 class Answering:
     """Mixed into `Method`: answers without learning, and the switch between the two.
 
@@ -65,31 +84,27 @@ class Answering:
     False
     """
 
+    name: ClassVar[str]
+    info: ClassVar[MethodInfo]
     config: Any
     model: VisionModel
     weights: Weights | None
     _norms: OtherStatistics | None
     last: StepOutput | None
+    events: list[str]
     processes: Processes
     _lock: threading.RLock
     _frozen: int
+    _detached: bool
 
-    if TYPE_CHECKING:  # what `Method` and `Persistent` bring
+    if TYPE_CHECKING:  # what `Method` and `Sharing` bring
 
-        def step(  # noqa: D102
-            self, images: Tensor, *, classes: Tensor | None = None, oracle: str | None = None
-        ) -> StepOutput: ...
-        def inspect(self, batch: Input) -> None: ...  # noqa: D102
-        def logits(self, batch: Input, pixels: Tensor | None = None) -> Tensor: ...  # noqa: D102
-        def autocast(self) -> AbstractContextManager[Any]: ...  # noqa: D102
-        def _receive(
-            self, images: Tensor, classes: Tensor | None, oracle: Any, what: str = "step"
-        ) -> Input: ...
-        def _refuse_detached(self) -> None: ...
-        @contextmanager
-        def _at_work(self) -> Iterator[None]: ...
+        def advance(self, batch: Input) -> StepOutput: ...  # noqa: D102
+        @classmethod
+        def needs(cls, config: MethodConfig) -> frozenset[Need]: ...  # noqa: D102
+        def standing(self) -> str: ...  # noqa: D102
 
-    @eagerly
+    @_eagerly
     def forward(
         self,
         images: Tensor | None = None,
@@ -118,6 +133,80 @@ class Answering:
             return self.predict(images, classes=classes)
         return self.step(images, classes=classes).logits
 
+    def step(
+        self, images: Tensor, *, classes: Tensor | None = None, oracle: Oracle = None
+    ) -> StepOutput:
+        """One batch; `oracle` (a true domain name) only for methods that declare that need."""
+        started = time.perf_counter()
+        with self._lock, torch.inference_mode(False), torch.enable_grad(), self._exactness():
+            self._refuse_detached()
+            batch = self._receive(images, classes, oracle)
+            self.events = []
+            try:
+                if self.processes.alone:
+                    output = self.advance(batch)
+                else:
+                    with self.processes.together():
+                        output = self.advance(batch).part(batch.mine)
+            finally:
+                if self.model.normalize == "input":
+                    self.model.release()
+        if self.model.device.type == "cpu":  # what a batch frees on a GPU is not the host's memory
+            hold_little()
+        output.seconds = time.perf_counter() - started
+        self.last = output
+        return output
+
+    def _receive(
+        self, images: Tensor, classes: Tensor | None, oracle: Oracle, what: str = "step"
+    ) -> Input:
+        """The checked batch of all processes; `what` they are all about to do with it."""
+        if oracle is not None and "domain labels" not in self.needs(self.config):
+            oracle = None  # a method that does not declare the need never sees the name
+        mine = None
+        if not self.processes.alone:
+            shown = classes.tolist() if isinstance(classes, Tensor) else classes
+            given = lambda: f"{what} {self.standing()} {shown}"  # noqa: E731
+            images, mine = self.processes.whole(images, given)
+        pixels = self.model.check(images)
+        if pixels.is_inference():
+            pixels = pixels.clone()
+        if classes is not None:
+            classes = self.model.check_classes(classes)
+        return Input(pixels, classes, oracle, mine)
+
+    def logits(self, batch: Input, pixels: Tensor | None = None) -> Tensor:
+        """The model's logits for the batch (or for other pixels), in its label space."""
+        given, alone = batch.pixels if pixels is None else pixels, self.processes.alone
+        logits: Tensor = self.model(given if alone else self.processes.share(given))
+        if logits.ndim > 2 and "segmentation" not in self.info.tasks:
+            raise ConfigError(f"{self.name} is for classification; this model predicts per pixel.")
+        logits = logits if batch.classes is None else logits.index_select(1, batch.classes)
+        return logits if alone else self.processes.gathered(logits, len(given))
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """The precision the config asks for."""
+        enabled = self.config.precision == "bf16"
+        return torch.autocast(self.model.device.type, torch.bfloat16, enabled=enabled)
+
+    def _exactness(self) -> AbstractContextManager[None]:
+        """How exact fp32 products are meanwhile; nothing is switched where that is as usual."""
+        precision = self.config.precision
+        return products(precision) if precision == "tf32" else nullcontext()
+
+    def _refuse_detached(self) -> None:
+        if self._detached:
+            raise StateError(
+                "This method was taken out of its model by unwrap; adapt the model again."
+            )
+
+    @contextmanager
+    def _at_work(self) -> Iterator[None]:
+        """Nobody else changes anything meanwhile; refused where unwrap came first."""
+        with self._lock:
+            self._refuse_detached()
+            yield
+
     @property
     def device(self) -> torch.device:
         """Where the model lives."""
@@ -143,11 +232,10 @@ class Answering:
         """
         self._refuse_detached()
         started = time.perf_counter()
-        with torch.inference_mode(False), torch.no_grad(), products(self.config.precision):
+        with torch.inference_mode(False), torch.no_grad(), self._exactness():
             # An image of a new size is tried on the model, which whoever learns may be holding.
             with nullcontext() if self.model.knows(images) else self._lock:
                 batch = self._receive(images, classes, None, "predict")
-            self.inspect(batch)
             with self.processes.together():
                 output = self.respond(batch)
                 if source:

@@ -4,15 +4,14 @@ A method is one file: a frozen config and a class registered by name. It supplie
 (what it adds), `trainable` (what moves) and `objective` (logits and loss of a batch) and, where
 it must, one of the other hooks. The loop, precision, reset, save, load and timing are here.
 
-One batch: `inspect` → `route` → (`objective` → `update`) × `steps` → `answer` → `after`.
+One batch: `route` → (`objective` → `update`) × `steps` → `answer` → `after`. How a batch comes to
+it, and what else users call, is in `methods.answering`.
 """
 
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
 import torch
@@ -33,12 +32,10 @@ from ostinato.methods.moving import Moving
 from ostinato.methods.persistence import Persistent
 from ostinato.methods.sharing import Sharing
 from ostinato.models import VisionModel, fingerprint
-from ostinato.ops.allocator import hold_little
 from ostinato.ops.around import Around
 from ostinato.ops.batchnorm import BatchStatistics, OtherStatistics, moves_batch_norms
 from ostinato.ops.blocks import choose_blocks
 from ostinato.ops.optim import OptimizerState, cosine, make_optimizer, total_norm
-from ostinato.ops.precision import products
 from ostinato.ops.snapshot import RandomState, Scalars, State, Stateful
 from ostinato.ops.trainable import Flags, Weights, claim, disclaim
 from ostinato.types import Decision, StepOutput
@@ -121,9 +118,6 @@ class Method(Answering, Persistent, Moving, Sharing, nn.Module):
         """Forward a batch; logits and, where something is to be learned, a loss."""
         return Objective(self.logits(batch))
 
-    def inspect(self, batch: Input) -> None:
-        """Refuse a batch here, before anything changes."""
-
     def route(self, batch: Input) -> Decision | None:
         """Recognise the batch's domain and prepare for it."""
         return None
@@ -192,20 +186,6 @@ class Method(Answering, Persistent, Moving, Sharing, nn.Module):
         chosen: Predicts = getattr(self.config, "predict", self.info.predicts)
         return chosen
 
-    def logits(self, batch: Input, pixels: Tensor | None = None) -> Tensor:
-        """The model's logits for the batch (or for other pixels), in its label space."""
-        given = batch.pixels if pixels is None else pixels
-        logits: Tensor = self.model(self.processes.share(given))
-        if logits.ndim > 2 and "segmentation" not in self.info.tasks:
-            raise ConfigError(f"{self.name} is for classification; this model predicts per pixel.")
-        logits = logits if batch.classes is None else logits.index_select(1, batch.classes)
-        return self.processes.gathered(logits, len(given))
-
-    def autocast(self) -> AbstractContextManager[Any]:
-        """The precision the config asks for."""
-        enabled = self.config.precision == "bf16"
-        return torch.autocast(self.model.device.type, torch.bfloat16, enabled=enabled)
-
     def descend(self, objective: Objective, optimizers: list[torch.optim.Optimizer]) -> bool:
         """Backward and step; an update that is not finite, or rests on no image, is left out."""
         loss = objective.loss
@@ -240,30 +220,6 @@ class Method(Answering, Persistent, Moving, Sharing, nn.Module):
         return bool(images > 0)
 
     # The loop.
-
-    def step(
-        self,
-        images: Tensor,
-        *,
-        classes: Tensor | None = None,
-        oracle: str | tuple[str, ...] | None = None,
-    ) -> StepOutput:
-        """One batch; `oracle` (a true domain name) only for methods that declare that need."""
-        started = time.perf_counter()
-        exactness = products(self.config.precision)
-        with self._at_work(), torch.inference_mode(False), torch.enable_grad(), exactness:
-            batch = self._receive(images, classes, oracle)
-            self.inspect(batch)
-            self.events = []
-            try:
-                with self.processes.together():
-                    output = self.advance(batch).part(batch.mine)
-            finally:
-                self.model.release()
-        self._hold_little()
-        output.seconds = time.perf_counter() - started
-        self.last = output
-        return output
 
     def advance(self, batch: Input) -> StepOutput:
         """Everything that follows a checked batch; wrappers call it on the method inside."""
@@ -347,11 +303,6 @@ class Method(Answering, Persistent, Moving, Sharing, nn.Module):
             nesterov=self.config.nesterov,
         )
         self.track("optimizer", OptimizerState(self.optimizer))
-
-    def _hold_little(self) -> None:
-        """See `hold_little`; on a GPU, what a batch frees is not the host's memory."""
-        if self.model.device.type == "cpu":
-            hold_little()
 
     def _annealing(self) -> float:
         return cosine(self.counters["steps"], self.config.total_steps)

@@ -28,6 +28,7 @@ from ostinato.registry import METHODS
 Need = Literal["source statistics", "prepared file", "domain labels"]
 Predicts = Literal["before", "after", "last", "teacher"]
 Norms = Literal["any", "batch"]
+Oracle = str | tuple[str, ...] | None
 
 
 @dataclass(frozen=True)

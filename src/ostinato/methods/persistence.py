@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from ostinato.errors import StateError
 from ostinato.models import VisionModel
@@ -41,21 +40,12 @@ class Persistent:
     model: VisionModel
     _tracked: dict[str, Stateful]
     _initial: State
-    _detached: bool
-    _lock: threading.RLock
 
-    def _refuse_detached(self) -> None:
-        if self._detached:
-            raise StateError(
-                "This method was taken out of its model by unwrap; adapt the model again."
-            )
+    if TYPE_CHECKING:  # what `Answering` brings
 
-    @contextmanager
-    def _at_work(self) -> Iterator[None]:
-        """Nobody else changes anything meanwhile; refused where unwrap came first."""
-        with self._lock:
-            self._refuse_detached()
-            yield
+        def _refuse_detached(self) -> None: ...
+        @contextmanager
+        def _at_work(self) -> Iterator[None]: ...
 
     def track(self, name: str, thing: _S) -> _S:
         """Declare something that changes: reset, save and load then include it."""

@@ -11,17 +11,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from torch import Tensor
 
 from ostinato.errors import ConfigError
-from ostinato.methods.contract import Input, MethodConfig, Need, Resources
+from ostinato.methods.contract import Resources
 from ostinato.models import VisionModel, fingerprint
-from ostinato.ops.batchnorm import OtherStatistics
 from ostinato.ops.processes import ALONE, Processes
 from ostinato.ops.snapshot import Scalars
 from ostinato.registry import METHODS
 
 if TYPE_CHECKING:
     from ostinato.methods.base import Method
-
-_Oracle = str | tuple[str, ...] | None
 
 
 class Sharing:
@@ -32,36 +29,12 @@ class Sharing:
     what it gathers itself."""
     processes: Processes = ALONE
     """Those that this one answers its stream with; `adapt(group=...)` sets them."""
-    config: Any
-    model: VisionModel
     counters: Scalars
-    _norms: OtherStatistics | None
     _frozen: int
-
-    if TYPE_CHECKING:
-
-        @classmethod
-        def needs(cls, config: MethodConfig) -> frozenset[Need]: ...  # noqa: D102
 
     def standing(self) -> str:
         """What has to be the same on all processes before a batch."""
         return f"{self.counters['steps']} {self._frozen}"
-
-    def _receive(
-        self, images: Tensor, classes: Tensor | None, oracle: _Oracle, what: str = "step"
-    ) -> Input:
-        """The checked batch of all processes; `what` they are all about to do with it."""
-        if oracle is not None and "domain labels" not in self.needs(self.config):
-            oracle = None  # a method that does not declare the need never sees the name
-        shown = classes.tolist() if isinstance(classes, Tensor) else classes
-        given = lambda: f"{what} {self.standing()} {shown}"  # noqa: E731
-        images, mine = self.processes.whole(images, given)
-        pixels = self.model.check(images)
-        if pixels.is_inference():
-            pixels = pixels.clone()
-        if classes is not None:
-            classes = self.model.check_classes(classes)
-        return Input(pixels, classes, oracle, mine)
 
 
 def check_sharing(

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import hashlib
 import math
-from typing import Any, Literal
+from collections.abc import Callable
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -89,6 +90,8 @@ class VisionModel(nn.Module):
 
     mean: Tensor
     std: Tensor
+    device: torch.device
+    """Where the model lives."""
 
     def __init__(
         self,
@@ -112,7 +115,7 @@ class VisionModel(nn.Module):
             )
         self.base = model
         self.normalize: Normalize = normalize
-        device = next(model.parameters()).device
+        self.device = device = next(model.parameters()).device
         for name, value in zip(("mean", "std"), known or HALF, strict=True):
             self.register_buffer(
                 name, torch.tensor(value, device=device).view(1, -1, 1, 1), persistent=False
@@ -121,10 +124,10 @@ class VisionModel(nn.Module):
         self._taken: set[tuple[int, int]] = set()
         self.outputs: int | None = None
 
-    @property
-    def device(self) -> torch.device:
-        """Where the model lives."""
-        return self.mean.device
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        super()._apply(fn, recurse)
+        self.device = self.mean.device
+        return self
 
     @property
     def dtype(self) -> torch.dtype:
@@ -204,7 +207,8 @@ class VisionModel(nn.Module):
         """Logits: (B, C), or (B, C, H, W) per pixel."""
         # Past what `base.compile()` made: compiled code does not see what adaptation adds.
         call = self.base if self.base._compiled_call_impl is None else self.base._call_impl
-        return logits_of(call(self.prepare(pixels).to(self.dtype)))
+        output = call(self.prepare(pixels).to(self.dtype))
+        return output if isinstance(output, Tensor) else logits_of(output)
 
     def release(self) -> None:
         """Forget the last batch."""

@@ -7,22 +7,16 @@ back when it is given back.
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
-from functools import wraps
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
-import torch
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
-
-_P = ParamSpec("_P")
-_T = TypeVar("_T")
 
 
 def inside(model: nn.Module) -> nn.Module:
     """The module that others were put around; itself where there is nothing.
 
+    >>> import torch
     >>> net = nn.Linear(2, 2)
     >>> inside(DataParallel(net)) is inside(torch.compile(net)) is net
     True
@@ -46,6 +40,7 @@ class Around:
     Attributes:
         model: what is inside, without anything around any part of it.
 
+    >>> import torch
     >>> net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     >>> net[1] = torch.compile(net[1])
     >>> around = Around(torch.compile(net))
@@ -87,19 +82,3 @@ class Around:
             module._compiled_call_impl = call
         self._parts, self._calls = [], []
         return self.given
-
-
-def eagerly(work: Callable[_P, _T]) -> Callable[_P, _T]:
-    """Let a function run as it is written, also where a caller is compiled."""
-
-    made: dict[str, Callable[_P, _T]] = {}
-
-    @wraps(work)
-    def run(*values: _P.args, **named: _P.kwargs) -> _T:
-        if "torch._dynamo" not in sys.modules:  # nothing was compiled, and loading it takes seconds
-            return work(*values, **named)
-        if "apart" not in made:
-            made["apart"] = torch.compiler.disable(work)
-        return made["apart"](*values, **named)
-
-    return run

@@ -1,9 +1,13 @@
-"""Objectives on logits, as pure functions. Logits are (N, C), or (N, C, ...) per pixel."""
+"""Objectives on logits and features, as pure functions.
+
+Logits are (N, C), or (N, C, ...) per pixel.
+"""
 
 from __future__ import annotations
 
 import math
-from typing import Literal
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -48,6 +52,29 @@ def confident_entropy(logits: Tensor, threshold: float) -> tuple[Tensor, Tensor]
     return (entropy * keep).sum() / entropy.numel(), keep.sum()
 
 
+def sharp_entropy(logits: Tensor, kappa: float) -> Tensor:
+    """The mean over all items of the entropy of those below κ·ln C, the surer the weightier.
+
+    >>> sharp_entropy(torch.zeros(2, 5), kappa=0.4).item()
+    0.0
+    """
+    entropy = softmax_entropy(logits)
+    threshold = entropy_threshold(kappa, logits.shape[1])
+    weight = (entropy.detach() < threshold) * torch.exp(threshold - entropy.detach())
+    return (entropy * weight).sum() / len(entropy)
+
+
+def unsureness(logits: Tensor) -> list[float]:
+    """Entropy of each image's answer, in ln C; the mean over pixels where these are predicted.
+
+    >>> [round(value, 6) for value in unsureness(torch.zeros(2, 5))]
+    [1.0, 1.0]
+    """
+    entropy = softmax_entropy(flatten_logits(logits).float()).view(len(logits), -1).mean(1)
+    found: list[float] = (entropy / math.log(max(logits.shape[1], 2))).tolist()
+    return found
+
+
 def marginal(logits: Tensor) -> Tensor:
     """The mean prediction over all items, (C,)."""
     return flatten_logits(logits).float().softmax(1).mean(0)
@@ -61,3 +88,61 @@ def distribution_entropy(probabilities: Tensor) -> Tensor:
     """
     entropy: Tensor = torch.special.entr(probabilities).sum()
     return entropy
+
+
+def alignment(
+    features: Sequence[Tensor], means: Sequence[Tensor], stds: Sequence[Tensor]
+) -> Tensor:
+    """Mean over blocks of ‖batch mean − source mean‖ + ‖batch std − source std‖.
+
+    Blocks of one width are taken at once: a few operators in place of some for every block.
+
+    Args:
+        features: of every block, (B, D) each.
+        means: of the source's, a vector for every block.
+        stds: likewise.
+
+    >>> batch = torch.tensor([[3.0, 4.0], [3.0, 4.0]])  # its mean is 5 away, its deviation √2
+    >>> round(float(alignment([batch], [torch.zeros(2)], [torch.ones(2)])), 4)
+    6.4142
+    """
+    widths = [feature.shape[1] for feature in features]
+    terms = []
+    for width in dict.fromkeys(widths):
+        alike = [k for k, other in enumerate(widths) if other == width]
+        found = torch.stack([features[k] for k in alike]).float()
+        for values, known in ((found.mean(1), means), (found.std(1), stds)):
+            wanted = torch.stack([known[k] for k in alike])
+            terms.append(torch.linalg.vector_norm(values - wanted, dim=1))
+    return torch.cat(terms).sum() / len(widths)
+
+
+class Seen(NamedTuple):
+    """What the host has to know of an update before it is made.
+
+    Attributes:
+        loss: the loss.
+        variety: entropy of the mean answer.
+        entropy: mean entropy of the answers, at their temperature.
+        finite: whether every gradient is a number, 1 or 0.
+    """
+
+    loss: float
+    variety: float
+    entropy: float
+    finite: float
+
+
+def seen(logits: Tensor, loss: Tensor, grads: Sequence[Tensor], temperature: float = 1.0) -> Seen:
+    """All of it by one look at the device, which the host waits for.
+
+    >>> found = seen(torch.eye(2), torch.tensor(0.5), [torch.ones(3)])
+    >>> found.loss, round(found.variety, 2), round(found.entropy, 2), found.finite
+    (0.5, 0.69, 0.58, 1.0)
+    """
+    answers = logits.float()
+    variety = distribution_entropy(answers.softmax(1).mean(0))
+    entropy = softmax_entropy(answers / temperature).mean()
+    finite = torch.stack([grad.isfinite().all() for grad in grads]).all()
+    facts = [one.double() for one in (loss, variety, entropy, finite)]
+    return Seen(*torch.stack(facts).tolist())

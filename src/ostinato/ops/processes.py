@@ -39,6 +39,7 @@ class Processes:
     Attributes:
         size: how many they are.
         rank: which of them this is.
+        alone: whether there is nobody to send anything to.
 
     >>> alone = Processes()
     >>> alone.size, alone.share(torch.arange(3)).tolist(), alone.whole(torch.zeros(1), str)[1]
@@ -54,16 +55,11 @@ class Processes:
         self.group, self.given = group, given
         self.size = 1 if group is None else dist.get_world_size(group)
         self.rank = 0 if group is None else dist.get_rank(group)
-        self._talk = talk and group is not None
+        self.alone = self.size == 1 and not (talk and group is not None)
         self._lost: str | None = None
         self._device = torch.device("cpu")
         if group is not None and dist.get_backend(group) == "nccl":
             self._device = torch.device("cuda", torch.cuda.current_device())
-
-    @property
-    def alone(self) -> bool:
-        """Whether there is nobody to send anything to."""
-        return self.size == 1 and not self._talk
 
     @classmethod
     def of(cls, group: Any) -> Processes:

@@ -8,7 +8,7 @@ descriptors that images are routed by are like when nothing has shifted.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -220,31 +220,6 @@ def collect(
         fingerprint=fingerprint,
         entropy=gatherer.entropy(),
     )
-
-
-def alignment(features: Sequence[Tensor], source: SourceStatistics) -> Tensor:
-    """Mean over blocks of ‖batch mean − source mean‖ + ‖batch std − source std‖.
-
-    Blocks of one width are taken at once: a few operators in place of some for every block.
-
-    Args:
-        features: of every block, (B, D) each.
-        source: statistics of the source's.
-
-    >>> source = SourceStatistics((torch.zeros(2),), (torch.ones(2),), images=10)
-    >>> batch = torch.tensor([[3.0, 4.0], [3.0, 4.0]])  # its mean is 5 away, its deviation √2
-    >>> round(float(alignment([batch], source)), 4)
-    6.4142
-    """
-    widths = [feature.shape[1] for feature in features]
-    terms = []
-    for width in dict.fromkeys(widths):
-        alike = [k for k, other in enumerate(widths) if other == width]
-        found = torch.stack([features[k] for k in alike]).float()
-        for values, known in ((found.mean(1), source.means), (found.std(1), source.stds)):
-            wanted = torch.stack([known[k] for k in alike])
-            terms.append(torch.linalg.vector_norm(values - wanted, dim=1))
-    return torch.cat(terms).sum() / len(widths)
 
 
 def check_fits(statistics: SourceStatistics, blocks: int, fingerprint: str = "") -> None:

@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 
 from ostinato.errors import ConfigError
-from ostinato.methods.ostinato.parts import PRESETS, OstinatoConfig
+from ostinato.methods.ostinato.settings import PRESETS, OstinatoConfig
 from ostinato.methods.ostinato.streams import SharedModel
 from ostinato.models import fingerprint, output_names
 from ostinato.ops.statistics import SourceStatistics

@@ -6,7 +6,7 @@ from statistics import median
 from typing import Any
 
 from ostinato.data.stand_ins import STAND_IN_NOTE
-from ostinato.methods.ostinato.parts import OstinatoConfig
+from ostinato.methods.ostinato.settings import OstinatoConfig
 from ostinato.registry import TABLES
 from ostinato.tables.table import Measure, Part, Table, Variant
 from ostinato.tables.tables import EMBEDDED, METHODS_FULL, VIT

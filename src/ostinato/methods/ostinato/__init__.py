@@ -13,7 +13,6 @@ publishes the next version; calling the method does both.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -25,23 +24,18 @@ from ostinato.domains.texture import Texture
 from ostinato.domains.told import Told
 from ostinato.domains.verdict import SOURCE, Change
 from ostinato.errors import ConfigError, InputError, MissingResource
-from ostinato.experts.routed import EVERY, Branch, Hooks
+from ostinato.experts.routed import EVERY, Hooks
 from ostinato.methods.base import Input, MethodInfo
 from ostinato.methods.contract import MethodConfig, Need
+from ostinato.methods.ostinato.bank import Domain, Version, to_levels
 from ostinato.methods.ostinato.batches import first_part, joined
 from ostinato.methods.ostinato.capture import Answered, sent
 from ostinato.methods.ostinato.counts import Counted
-from ostinato.methods.ostinato.parts import (
-    PRESETS,
-    Domain,
-    OstinatoConfig,
-    Version,
-    to_levels,
-)
+from ostinato.methods.ostinato.settings import PRESETS, OstinatoConfig
 from ostinato.methods.ostinato.state import DomainBank
-from ostinato.methods.ostinato.step import Started
+from ostinato.ops.allocator import hold_little
 from ostinato.ops.borrowed import Borrowed
-from ostinato.ops.precision import products
+from ostinato.ops.colours import three_colours
 from ostinato.ops.statistics import check_fits
 from ostinato.registry import METHODS
 from ostinato.types import StepOutput
@@ -145,37 +139,44 @@ class Ostinato(Counted):
 
     def advance(self, batch: Input) -> StepOutput:
         """Answer a batch and learn from it, in parts of `micro` images where that may matter."""
+        last = None if self.last is None else self.last.decision
+        self._came = None if last is None else last.domain
         outputs = list[StepOutput]()
         rest: Input | None = batch
-        self._came = None if self.last is None else self.last.domain
         while rest is not None:
-            size = len(rest) if self._is_settled(len(rest)) else self.config.micro
-            part, rest = first_part(rest, size)
+            count = len(rest.pixels)
+            whole = 2 * count < 3 * self.config.micro or self._is_settled(count)
+            part, rest = (rest, None) if whole else first_part(rest, self.config.micro)
             outputs.append(self._advance(part))
-            self._came = outputs[-1].domain
+            came = outputs[-1].decision
+            self._came = None if came is None else came.domain
         self.counters["steps"] += 1
         self.counters["size"] = list(batch.pixels.shape[-2:])
-        return joined(outputs)
+        return outputs[0] if len(outputs) == 1 else joined(outputs)
 
     def _advance(self, batch: Input) -> StepOutput:
         if not self.config.count_in:
-            output, described = self._respond(batch)
-            self._take_in(batch.pixels, described, batch.classes)
+            output, found = self._respond(batch)
+            self._take_in(batch.pixels, found, batch.classes)
             updated = self._learn_waiting(batch.classes)
             return replace(output, updated=updated, events=tuple(self.events))
         # What is expected, an answer or a step, is sent off first; taking in happens meanwhile.
         expected, answered, started = None, None, None
-        if not self._remakes(len(batch)):
-            expected = self._expected_step()
-            answered = self._captured(batch) if expected is None else None
-        if answered is None:
-            arrived = sent(self._described(batch.pixels))
+        described: Tensor | None = None
+        if self.capturing and self.processes.alone:
+            if not self._remakes(len(batch)):
+                expected = self._expected_step()
+                answered = self._captured(batch) if expected is None else None
+            arrived = answered.arrived if answered else sent(self._described(batch.pixels))
             started = None if expected is None else self._start_step(batch, expected)
-        described = arrived() if answered is None else answered.arrived()
+            described = arrived()
         change = self._take_in(batch.pixels, described, batch.classes, batch.oracle, answered)
         ready = self._ready(change.owners)
         if ready is not None:
-            return self._answer_and_learn(batch, change, ready, started)
+            held = started is not None and started.holds(ready, self.bank.shared)
+            return self._answer_and_learn(
+                batch, change, ready, started.found if started is not None and held else None
+            )
         if answered is not None:
             self.publisher.placed(self.version)  # for the next batch, while this one is answered
         if answered is not None and self._still_holds(answered, change.owners):
@@ -183,51 +184,55 @@ class Ostinato(Counted):
         elif (made := self._made_answer(change)) is not None:
             output = self._output(made, self.version, change.owners, change.distance, change)
         else:
-            output = self._answer(batch, described, change)
+            output = self._answer(batch, change)
         self._watch(change.owners, output.logits)
         updated = self._learn_waiting(batch.classes)
         return replace(output, updated=updated, events=tuple(self.events))
 
     # Taking in.
 
-    def _routed(
-        self, described: Tensor, told: str | tuple[str, ...] | None
-    ) -> tuple[Change, Tensor]:
-        """What a batch does to the domains, and the domains of the latest images."""
-        if self.told is None:
-            change = self.router.take(described.cpu())
-            return change, self.router.owner
-        if told is None:
+    def _described(self, pixels: Tensor) -> Tensor:
+        """Descriptors of pixels that the model takes, in content's deviations."""
+        coloured = pixels if pixels.shape[1] == 3 else three_colours(pixels)
+        if self.processes.alone:
+            return self.publisher.content.place(self.describe.of(coloured))
+        found = self.describe.of(self.processes.share(coloured))
+        return self.publisher.content.place(self.processes.gathered(found, len(pixels)))
+
+    def _told(self, count: int, names: str | tuple[str, ...] | None) -> tuple[Change, Tensor]:
+        """What a batch does to the domains by its true ones, and those of its images."""
+        assert self.told is not None
+        if names is None:
             raise InputError("With true_domains=True every batch needs its domains' names.")
-        names = (told,) * len(described) if isinstance(told, str) else told
-        change = self.told.observe(names)
+        change = self.told.observe((names,) * count if isinstance(names, str) else names)
         return change, torch.tensor(change.owners)
 
     def _take_in(
         self,
         pixels: Tensor,
-        described: Tensor,
+        described: Tensor | None,
         classes: Tensor | None,
         told: str | tuple[str, ...] | None = None,
         answered: Answered | None = None,
     ) -> Change:
-        """Routing learns the batch, domains get its images, due maps are made; publishes."""
+        """Routing learns the batch, domains get its images, due maps are made; publishes.
+
+        Args:
+            pixels: of the batch.
+            described: its descriptors, where they are known.
+            classes: the only classes there are, if not all.
+            told: its true domains, where these are told.
+            answered: its answer, where that was sent off before.
+        """
         self.events, self._made = [], {}
-        change, latest = self._routed(described, told)
-        levels = to_levels(pixels)
-        self.bank.keep([image for image, new in zip(levels, change.known, strict=True) if new])
-        for gone, into in change.merged:
-            self.bank.merge(gone, into)
-            self.events.append(f"merged domain {gone} into {into}")
-        for domain in change.founded:
-            self.bank.found(domain, latest)
-            self.events.append(f"founded domain {domain}")
-        for domain in dict.fromkeys(change.owners):
-            if domain == SOURCE:
-                continue
-            mine = zip(levels, change.owners, change.known, strict=True)
-            fresh = [image for image, owner, new in mine if owner == domain and new]
-            self.bank.add(domain, fresh, counted=domain in change.founded)
+        if self.told is None:
+            placed = self._described(pixels) if described is None else described
+            change = self.router.take(placed.cpu())
+            latest = self.router.owner
+        else:
+            change, latest = self._told(len(pixels), told)
+        view = self.router.view()
+        self.events += self.bank.take_in(pixels, change, latest)
         for domain in dict.fromkeys(change.owners):
             if domain != SOURCE and (window := self._window(domain)):
                 images = self._latest(domain, window, pixels, change)
@@ -236,7 +241,7 @@ class Ostinato(Counted):
                 made = self._make_maps(self.bank.domains[domain], images, classes, source)
                 self.bank.domains[domain].stands(self.router.latest(domain, window))
                 self._made |= {domain: made} if own else {}
-        self._republish()
+        self.version = self.bank.version(self.version.number + 1, view)
         return change
 
     def _source_of(self, answered: Answered, images: Tensor) -> Tensor | None:
@@ -275,15 +280,6 @@ class Ostinato(Counted):
 
     # Learning.
 
-    def _ready(self, owners: Sequence[int]) -> Domain | None:
-        """The domain that a part of a batch may teach at once: all its images are that domain's."""
-        if len(set(owners)) != 1 or len(owners) < self.config.micro // 2:
-            return None
-        domain = self.bank.domains.get(owners[0])
-        if domain is None or not self._may_learn(domain) or not self._pays(domain):
-            return None
-        return domain
-
     def _expected_step(self) -> Domain | None:
         """The domain that came last, if it would learn from a batch of its own."""
         domain = self._latest_domain()
@@ -291,47 +287,12 @@ class Ostinato(Counted):
             return None
         return domain
 
-    def _answer_and_learn(
-        self,
-        batch: Input,
-        change: Change,
-        domain: Domain,
-        started: Started | None,
-    ) -> StepOutput:
-        version = self.version
-        held = started is not None and started.holds(domain, self.bank.shared)
-        found = started.found if started is not None and held else None
-        logits, loss, updated = self._step(batch, domain, found)
-        domain.learned_from(len(change.owners))
-        self._republish()
-        if domain.branches is None:  # forgotten: its maps answered
-            version = replace(version, temperatures={})
-        output = self._output(logits, version, change.owners, change.distance, change)
-        self._watch(change.owners, output.logits)
-        return replace(output, loss=loss, updated=updated)
-
-    # Publishing.
-
-    def _republish(self) -> None:
-        """Make what is known now the version that answers."""
-        shared: tuple[Branch, ...] = ()
-        if self.bank.shared.updates:
-            shared = self.bank.shared.published()
-        self.version = Version(
-            self.version.number + 1,
-            self.router.view(),
-            {number: domain.expert() for number, domain in self.bank.domains.items()},
-            shared,
-            {number: domain.share for number, domain in self.bank.domains.items()},
-            {number: one.temperature for number, one in self.bank.domains.items() if one.maps},
-        )
+    # The rest.
 
     def _taken_over(self) -> None:
         """After a reset or a load: what was queued before belongs to another past."""
         self.queue = []
         self._republish()
-
-    # The rest.
 
     def respond(self, batch: Input) -> StepOutput:
         """Answer from the published version, without waiting for whoever learns; queue."""
@@ -344,7 +305,7 @@ class Ostinato(Counted):
     def learn(self) -> bool:
         """Take in what `predict` queued, and publish; whether anything was learned."""
         self._refuse_detached()
-        moved, exactness = False, products(self.config.precision)
+        moved, exactness = False, self._exactness()
         self.processes.agree(lambda: f"learn {self.standing()}")
         alike = self.processes.together()
         with self._at_work(), torch.inference_mode(False), torch.enable_grad(), exactness, alike:
@@ -354,7 +315,8 @@ class Ostinato(Counted):
                 levels, described, classes = self.queue.pop(0)
                 self._take_in(levels.float() / 255, described, classes)
                 moved |= self._learn_waiting(classes)
-        self._hold_little()
+        if self.model.device.type == "cpu":
+            hold_little()
         return moved
 
     def source_logits(self, batch: Input) -> Tensor:

@@ -3,30 +3,28 @@
 from __future__ import annotations
 
 import warnings
+from abc import abstractmethod
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from ostinato.domains.texture import Texture
 from ostinato.domains.verdict import FAR, Change
 from ostinato.experts.compiled import CompiledBlocks
+from ostinato.experts.maps import map_rank
 from ostinato.experts.routed import EVERY, Acting, Branch, Expert
 from ostinato.experts.stack import Layout
 from ostinato.methods.base import Input
+from ostinato.methods.ostinato.bank import Domain, Version
 from ostinato.methods.ostinato.capture import Answered, Captures
 from ostinato.methods.ostinato.learning import Differentiated, Learner
 from ostinato.methods.ostinato.making import Made, MapCaptures
-from ostinato.methods.ostinato.parts import Domain, Version
 from ostinato.methods.ostinato.published import Placed, Publisher
 from ostinato.methods.ostinato.step import Started, StepCaptures
-from ostinato.methods.ostinato.temperature import tempered
 from ostinato.ops import kernels
 from ostinato.ops.borrowed import Borrowed
-from ostinato.ops.colours import three_colours
-from ostinato.ops.moments import map_rank
 from ostinato.ops.narrowed import Narrowed
 from ostinato.ops.views import Viewed
 from ostinato.types import Decision, StepOutput
@@ -37,7 +35,6 @@ Found = TypeVar("Found")
 class Answers(Learner):
     """The part of the method that answers."""
 
-    describe: Texture
     publisher: Publisher
     captures: Captures
     step_captures: StepCaptures
@@ -45,6 +42,10 @@ class Answers(Learner):
     narrowed: Narrowed
     compiled: CompiledBlocks
     _said: frozenset[str] = frozenset()
+
+    @abstractmethod
+    def _described(self, pixels: Tensor) -> Tensor:
+        """Descriptors of pixels that the model takes."""
 
     def _publisher(self) -> Publisher:
         mapped = self.statistics.tokens[::EVERY]
@@ -60,10 +61,11 @@ class Answers(Learner):
         return Publisher(layout, self.statistics.content, where, kind, resident)
 
     def _open_captures(self) -> None:
-        """Begin with no captures."""
+        """Begin with no captures, where the model is now."""
         self.narrowed, self.compiled = Narrowed(), self.hooks.compiled()
         self._uncompiled: str | None = None
-        self._whole = not any(isinstance(module, Viewed) for module in self.model.modules())
+        self.capturing = self._may_capture()
+        self.kind = torch.promote_types(torch.float, self.model.dtype)
         self.captures = Captures(Borrowed(self._described), Borrowed(self._forward_pixels))
         class_token = self.hooks.prefix > 0
         work = Borrowed(self._differentiate_pixels)
@@ -103,20 +105,15 @@ class Answers(Learner):
         """The source's pass and maps alone are captured where possible; the rest goes plainly."""
         makes = expert is not None and not expert.branches and isinstance(share, float)
         alone, found = makes or (expert is None and share is None), None
-        if alone and batch.classes is None and self._may_capture():
+        if alone and batch.classes is None and self.capturing and self.processes.alone:
             assert not isinstance(share, Tensor)
             self.narrowed.refresh()
             found = self.map_captures.made_from(batch.pixels, share)
             self._say_refused("captured maps", self.map_captures.refused)
         return super()._passed(batch, expert, share) if found is None else found
 
-    def _gradients(self, batch: Input, domain: Domain) -> Differentiated:
-        """Captured where possible; the plain way otherwise."""
-        found = self._captured_gradients(batch, domain)
-        return super()._gradients(batch, domain) if found is None else found
-
     def _captured_gradients(self, batch: Input, domain: Domain) -> Differentiated | None:
-        if domain.branches is None or batch.classes is not None or not self._may_capture():
+        if domain.branches is None or batch.classes is not None or not self.processes.alone:
             return None
         number = self.bank.number(domain)
         known = self.version.experts.get(number)
@@ -139,14 +136,9 @@ class Answers(Learner):
         changes = (groups[0].changes, groups[1].changes)
         return Started(domain, domain.maps, groups, changes, found)
 
-    def _described(self, pixels: Tensor) -> Tensor:
-        """Descriptors of a batch in content's deviations, as routing sees them."""
-        found = self.describe(three_colours(self.processes.share(pixels)))
-        return self.publisher.content.place(self.processes.gathered(found, len(pixels)))
-
     def _captured(self, batch: Input) -> Answered | None:
         """A captured answer on its way; None where the plain way is to be gone."""
-        if not self._may_capture():
+        if not (self.capturing and self.processes.alone):
             return None
         self.narrowed.refresh()
         found = self.captures.answer(batch.pixels, self.publisher.placed(self.version))
@@ -161,10 +153,11 @@ class Answers(Learner):
             warnings.warn(f"This model is answered without {what}: {why}", stacklevel=2)
 
     def _may_capture(self) -> bool:
-        gpu = self.model.device.type == "cuda" and self.processes.alone
+        """Whether a capture serves here; no other process has a part in one."""
+        whole = not any(isinstance(module, Viewed) for module in self.model.modules())
         # Input that came normalised goes to the model as it came, in a tensor of its own.
         plain = not self.config.compile or self.model.normalize == "input"
-        return gpu and not plain and self._whole
+        return self.model.device.type == "cuda" and whole and not plain
 
     def _respond(self, batch: Input) -> tuple[StepOutput, Tensor]:
         """An answer, and the batch's descriptors."""
@@ -203,15 +196,21 @@ class Answers(Learner):
         same = same and not answered.placed.misses(owners)
         return same and shared and answered.routed.owners.tolist() == list(owners)
 
-    def _answer(self, batch: Input, described: Tensor, change: Change | None = None) -> StepOutput:
-        """Answer a batch; what was decided comes to the host once the forward is on its way."""
+    def _answer(self, batch: Input, decided: Tensor | Change) -> StepOutput:
+        """Answer a batch; what is decided here comes to the host once the forward is on its way.
+
+        Args:
+            batch: the batch.
+            decided: what routing made of it, or its descriptors where that is to be found.
+        """
+        change = decided if isinstance(decided, Change) else None
         placed = self.publisher.placed(self.version, () if change is None else change.owners)
-        if change is not None:
-            owners, distance = change.owners, change.distance
+        if isinstance(decided, Change):
+            owners, distance = decided.owners, decided.distance
             logits = self._forward(batch, placed, placed.index(owners))
         else:
             with torch.no_grad():
-                routed = placed.routes(described)
+                routed = placed.routes(decided)
                 logits = self._forward(batch, placed, routed.rows)
             owners, distance = routed.owners.tolist(), float(routed.distance.mean())
         if placed.misses(owners):  # an expert comes back from the host: answer once more, with it
@@ -232,7 +231,9 @@ class Answers(Learner):
         distance: float,
         change: Change | None,
     ) -> StepOutput:
+        """What a batch is answered."""
         founded = set(change.founded) if change is not None else set()
+        shown = tempered(logits.detach().float(), owners, version.temperatures)
         self.publisher.used(owners)
         usual = Counter(owners).most_common(1)[0][0]
         decision = Decision(
@@ -244,10 +245,23 @@ class Answers(Learner):
             per_sample=tuple(owners),
         )
         return StepOutput(
-            logits=tempered(logits.detach().float(), owners, version.temperatures),
+            logits=shown,
             decision=decision,
             used=len(owners),
             events=() if change is None else tuple(self.events),
             version=version.number,
             trust=tuple(version.shares.get(owner, 0.0) for owner in owners),
         )
+
+
+def tempered(logits: Tensor, owners: Sequence[int], temperatures: Mapping[int, float]) -> Tensor:
+    """Logits (B, C, ...) divided by the temperature of each image's domain, 1 where none is known.
+
+    >>> tempered(torch.ones(2, 3), [1, 2], {2: 4.0})[:, 0].tolist()
+    [1.0, 0.25]
+    """
+    factors = [1 / temperatures.get(owner, 1.0) for owner in owners]
+    if all(factor == 1 for factor in factors):
+        return logits
+    scale = torch.tensor(factors, dtype=logits.dtype, device=logits.device)
+    return logits * scale.view(-1, *[1] * (logits.ndim - 1))

@@ -18,7 +18,7 @@ from ostinato.domains.routes import Routed, Routes
 from ostinato.experts.routed import Branch
 from ostinato.experts.stack import Rows
 from ostinato.methods.ostinato import turns as captures
-from ostinato.methods.ostinato.parts import Version
+from ostinato.methods.ostinato.bank import Version
 from ostinato.methods.ostinato.published import Placed
 from ostinato.methods.ostinato.turns import KEPT, KINDS, Recorder, Size, Sizes, Turns, is_older, on
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from ostinato.experts.maps import map_rank
 from ostinato.experts.routed import EVERY
 from ostinato.experts.stack import START
 from ostinato.methods.ostinato.answers import Answers
 from ostinato.methods.ostinato.distances import domain_distances
-from ostinato.ops.moments import map_rank
 
 
 class Counted(Answers):

@@ -8,9 +8,9 @@ import torch
 
 from ostinato.errors import StateError
 from ostinato.experts.flat import FlatBranches
-from ostinato.methods.ostinato.temperature import HOTTEST
+from ostinato.experts.maps import map_rank
+from ostinato.methods.ostinato.bank import HOTTEST
 from ostinato.ops.expect import Expected, Like, count, ids, number
-from ostinato.ops.moments import map_rank
 from ostinato.ops.snapshot import State
 
 PARTS = ("scale", "down", "up", "shift", "prefix")

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ostinato.experts.routed import BlockMap
 from ostinato.methods.ostinato import turns as captures
 from ostinato.methods.ostinato.turns import Recorder, Size, Sizes, on
-from ostinato.ops.moments import BlockMap
 
 KEPT = 12
 """Passes that are kept: `maps.whole` gives about half as many numbers of images."""

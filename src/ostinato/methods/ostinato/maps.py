@@ -7,18 +7,19 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ostinato.domains.distances import elsewhere
 from ostinato.domains.router import Router
 from ostinato.domains.splitting import LEAST
-from ostinato.domains.verdict import Change
-from ostinato.experts.routed import EVERY, Expert, Hooks, Pass
+from ostinato.domains.verdict import Change, elsewhere
+from ostinato.experts.maps import block_map
+from ostinato.experts.routed import EVERY, BlockMap, Expert, Hooks, Pass
 from ostinato.methods.base import Input, Method
+from ostinato.methods.ostinato.bank import Domain, Version
 from ostinato.methods.ostinato.making import Made
-from ostinato.methods.ostinato.parts import NEW, Domain, OstinatoConfig, Version
+from ostinato.methods.ostinato.settings import OstinatoConfig
 from ostinato.methods.ostinato.state import DomainBank
+from ostinato.methods.ostinato.timing import NEW
 from ostinato.methods.ostinato.trust import doubt, is_varied, likely
 from ostinato.ops.losses import distribution_entropy
-from ostinato.ops.moments import BlockMap, block_map
 from ostinato.ops.shrunk import halves_of, shrunk
 from ostinato.ops.statistics import SourceStatistics
 
@@ -62,7 +63,7 @@ class MapMaker(Method):
         since lie elsewhere than those that they were made from; then of these images alone.
         """
         domain, enough = self.bank.domains[number], self.config.enough
-        if self.bank.is_due(number):
+        if self._is_due(domain):
             return whole(min(domain.window(enough), len(domain.recent)))
         fresh = domain.images - domain.made_at
         if not domain.maps or fresh < LEAST or not len(domain.place):
@@ -73,6 +74,11 @@ class MapMaker(Method):
             return 0
         self.events.append(f"images of domain {number} moved")
         return whole(min(max(min(fresh, NEW), enough), len(domain.recent)))
+
+    def _is_due(self, domain: Domain) -> bool:
+        """Whether a domain has the images that its maps are to be made from next."""
+        enough = min(self.config.enough, self.config.buffer)
+        return domain.images >= domain.due and len(domain.recent) >= enough
 
     def _latest(self, number: int, window: int, pixels: Tensor, change: Change) -> Tensor:
         """A domain's latest images, those of the batch as they came if they came in their size."""

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from ostinato.domains.routes import Routes, packed
 from ostinato.domains.verdict import SOURCE
-from ostinato.experts.routed import Branch, Expert, scaled
+from ostinato.experts.routed import SCALE, Branch, Expert
 from ostinato.experts.stack import Layout, Row, Rows, Stack, StackPass
-from ostinato.methods.ostinato.parts import Version
+from ostinato.methods.ostinato.bank import Version
 from ostinato.ops.whitening import Content
 
 _NOTED = 8
@@ -195,3 +195,19 @@ class Publisher:
             tuple(rows),
             frozenset(acting) - frozenset(chosen),
         )
+
+
+def scaled(branches: Sequence[Branch], kind: torch.dtype) -> tuple[Branch, ...]:
+    """Branches in another precision, `SCALE` in their `up`: a few operators for all of them.
+
+    >>> one = Branch(torch.ones(4, 2), torch.ones(2, 4))
+    >>> scaled([one, one], torch.half)[1].up[0].tolist()
+    [0.25, 0.25, 0.25, 0.25]
+    """
+    if not branches:
+        return ()
+    ups = torch._foreach_mul([one.up for one in branches], SCALE)
+    parts = [part for one, up in zip(branches, ups, strict=True) for part in (one.down, up)]
+    flat = torch.cat([part.flatten() for part in parts]).to(kind)
+    cut = iter(flat.split([part.numel() for part in parts]))
+    return tuple(Branch(next(cut).view_as(o.down), next(cut).view_as(o.up)) for o in branches)

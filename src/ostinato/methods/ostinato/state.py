@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from ostinato.experts.flat import FlatBranches
+from ostinato.experts.routed import BlockMap
+from ostinato.methods.ostinato.bank import Bank, Domain
 from ostinato.methods.ostinato.expected import PARTS, expected_bank
-from ostinato.methods.ostinato.parts import Domain, OstinatoConfig, alike, apart
+from ostinato.methods.ostinato.settings import OstinatoConfig
 from ostinato.ops.expect import Expected
-from ostinato.ops.moments import BlockMap
 from ostinato.ops.snapshot import State
 
 BUFFERS = ("recent", "arrived", "latest")
@@ -33,8 +34,8 @@ NUMBERS = (
 )
 
 
-class DomainBank:
-    """All domains, the shared branches, and the latest images whatever their domain.
+class DomainBank(Bank):
+    """A bank that travels in files.
 
     Args:
         branches: makes new branches for a label.
@@ -53,108 +54,8 @@ class DomainBank:
         changed: Callable[[], None],
         sizes: tuple[int, int],
     ) -> None:
-        self._branches, self.config, self._changed = branches, config, changed
-        self.sizes = sizes
-        self._clear()
-
-    def _clear(self) -> None:
-        self.shared = self._branches("shared")
-        self.domains: dict[int, Domain] = {}
-        self.latest: list[Tensor] = []
-        self.updates = 0
-        self._here: dict[int, None] = {}  # domains on the model's device, the last used last
-
-    def number(self, domain: Domain) -> int:
-        """The id of a domain."""
-        return next(number for number, one in self.domains.items() if one is domain)
-
-    # What arrives.
-
-    def keep(self, images: list[Tensor]) -> None:
-        """Keep the latest images, which may turn out to be a new domain's."""
-        self.latest = alike(self.latest, apart(images))[-self.config.buffer :]
-
-    def is_due(self, number: int) -> bool:
-        """Whether a domain has the images that its maps are to be made from next."""
-        domain = self.domains[number]
-        enough = min(self.config.enough, self.config.buffer)
-        return domain.images >= domain.due and len(domain.recent) >= enough
-
-    def found(self, number: int, owners: Tensor) -> None:
-        """A new domain, with those of the latest images that are its own.
-
-        Until it has maps of its own the source answers: its images lie elsewhere than those that
-        the maps of the domain it was split off were made from.
-
-        Args:
-            number: its id.
-            owners: the router's, of which the last ones are the latest images'.
-        """
-        domain = self.domains[number] = Domain(due=self.config.enough)
-        mine = owners[-len(self.latest) :].tolist()  # fewer, where buffers reach farther back
-        latest = self.latest[-len(mine) :]
-        own = [image for image, owner in zip(latest, mine, strict=True) if owner == number]
-        domain.add(apart(own), self.config.buffer, self.updates)
-
-    def add(self, number: int, images: list[Tensor], *, counted: bool) -> None:
-        """A domain's images of a batch; a domain that the batch founded has them already."""
-        domain = self.domains[number]
-        self.updates += 1
-        domain.used = self.updates
-        self.bring(number)
-        if not counted:
-            domain.add(apart(images), self.config.buffer, self.updates)
-        self._bound(domain)
-
-    def bring(self, number: int) -> None:
-        """Let a domain's expert be where the model is; those used longest ago make room."""
-        self._here.pop(number, None)
-        self._here[number] = None
-        self.domains[number].move(self.shared.value.device)
-        while len(self._here) > self.config.resident:
-            gone = next(iter(self._here))
-            del self._here[gone]
-            if gone in self.domains:
-                self.domains[gone].move("cpu")
-
-    def _bound(self, present: Domain) -> None:
-        """Drop the oldest images, whose ever they are, while all take more than is allowed.
-
-        In blocks these are images of domains that have not come for long, in mixed traffic those
-        of all domains alike. The domain at hand keeps what an update rests on.
-        """
-        sizes = [(one, one.recent[0].numel()) for one in self.domains.values() if one.recent]
-        total = sum(size * len(one.recent) for one, size in sizes)
-        while total > self.config.buffer_mb * 2**20:
-            held = [
-                pair
-                for pair in sizes
-                if len(pair[0].recent) > (self.config.micro if pair[0] is present else 0)
-            ]
-            if not held:
-                return
-            oldest, size = min(held, key=lambda pair: pair[0].arrived[0])
-            oldest.drop_oldest(1)
-            total -= size
-
-    def merge(self, gone: int, into: int) -> None:
-        """One domain becomes part of another, whose expert stays unless it has none."""
-        old = self.domains.pop(gone, None)
-        if old is None:
-            return
-        kept = self.domains.get(into)
-        if kept is None:
-            return
-        kept.images += old.images
-        kept.due = min(kept.due, kept.images)  # what it is now, its maps were not made from
-        if not kept.maps and old.maps:
-            kept.maps, kept.share, kept.branches = old.maps, old.share, old.branches
-            kept.unsure, kept.temperature = old.unsure, old.temperature
-        kept.recent = alike(old.recent, kept.recent)
-        kept.arrived = old.arrived + kept.arrived
-        kept.drop_oldest(max(len(kept.recent) - self.config.buffer, 0))
-
-    # State.
+        super().__init__(branches, config)
+        self._changed, self.sizes = changed, sizes
 
     def export_state(self) -> State:
         """Experts, counts and buffers."""
@@ -201,7 +102,7 @@ class DomainBank:
     def import_state(self, state: State) -> None:
         """Become what `export_state` described."""
         known = state.values["bank"]
-        self._clear()
+        self.clear()
         self.shared.import_state(state.part("shared"))
         for number in known["domains"]:
             self.domains[int(number)] = self._read(int(number), state.part(str(number)))

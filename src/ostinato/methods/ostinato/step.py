@@ -10,15 +10,14 @@ import torch
 from torch import Tensor
 
 from ostinato.experts.flat import FlatBranches
-from ostinato.experts.routed import SCALE, Acting, Branch, side_by_side
+from ostinato.experts.routed import SCALE, Acting, BlockMap, Branch, side_by_side
 from ostinato.experts.stack import Rows, moved_by
 from ostinato.methods.ostinato import turns as captures
+from ostinato.methods.ostinato.bank import Domain
 from ostinato.methods.ostinato.learning import Differentiated
-from ostinato.methods.ostinato.parts import Domain
 from ostinato.methods.ostinato.turns import KEPT, Recorder, Size, Sizes, Turns, is_older, on
 from ostinato.ops import kernels
 from ostinato.ops.features import pool_tokens
-from ostinato.ops.moments import BlockMap
 
 Work = Callable[[Tensor, Acting, tuple[tuple[Branch, ...], ...]], Differentiated]
 

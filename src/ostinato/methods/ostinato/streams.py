@@ -13,17 +13,18 @@ from torch import Tensor, nn
 
 from ostinato.domains.table import Array
 from ostinato.domains.texture import Texture
+from ostinato.experts.maps import map_rank
 from ostinato.experts.routed import EVERY, Hooks
 from ostinato.experts.stack import Layout, Rows, Stack, StackPass
 from ostinato.methods.base import Resources
 from ostinato.methods.ostinato import Ostinato
+from ostinato.methods.ostinato.bank import Domain
 from ostinato.methods.ostinato.desk import Desk
-from ostinato.methods.ostinato.parts import Domain, OstinatoConfig
 from ostinato.methods.ostinato.published import Publisher
+from ostinato.methods.ostinato.settings import OstinatoConfig
 from ostinato.methods.ostinato.whole import Wholes
 from ostinato.models import Normalize, VisionModel, fingerprint
 from ostinato.ops.borrowed import Borrowed
-from ostinato.ops.moments import map_rank
 from ostinato.ops.narrowed import Narrowed
 from ostinato.ops.precision import Precision, products
 from ostinato.ops.statistics import SourceStatistics, check_fits
@@ -155,8 +156,7 @@ class StreamMethod(Ostinato):
 
         The same images in the same order give the same state, whatever was answered meanwhile.
         """
-        exactness = products(self.config.precision)
-        with self._at_work(), torch.inference_mode(False), torch.enable_grad(), exactness:
+        with self._at_work(), torch.inference_mode(False), torch.enable_grad(), self._exactness():
             pixels = levels.to(self.model.device).float() / 255
             self._take_in(pixels, self._described(pixels), None)
             self._learn_waiting(None)

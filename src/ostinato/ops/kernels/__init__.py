@@ -1,6 +1,6 @@
 """Kernels for a GPU: what experts and descriptors do to whole tensors, in one pass over each.
 
-Every kernel has a readable twin in plain torch (`ops.moments.moved`, `experts.stack`,
+Every kernel has a readable twin in plain torch (`experts.routed.moved`, `experts.stack`,
 `domains.texture`), which says what is meant, serves every other device, and is what tests compare
 with. Nothing of Triton is imported before a tensor on a GPU asks for it. Where Triton is missing or
 cannot compile, `ready` says no from then on, and `refused` says why.

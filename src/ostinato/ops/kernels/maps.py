@@ -1,6 +1,6 @@
 """A block's map in one pass over its tokens, each image by a row that is read where it lies.
 
-The plain version is `ops.moments.moved` on gathered rows: `x ∘ factor + (x · down) · up + shift`
+The plain version is `experts.routed.moved` on gathered rows: `x ∘ factor + (x · down) · up + shift`
 for tokens, `x + prefix` for prefix tokens. A row of a ViT-B's map is two matrices of 98 KB, so
 images read it from the cache; the tokens come and go once.
 """
