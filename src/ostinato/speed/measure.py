@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,11 @@ from ostinato.speed.ways import NEW, USUAL, WARM_DOMAINS, Setting, Way, make_way
 
 __all__ = ["LiveTensors", "Speed", "measure_routing", "measure_speed", "measure_stream"]
 
+STREAMED: dict[str, dict[str, Any]] = {
+    "forward-only": {"preset": "forward-only"},
+    "robust": {"preset": "robust"},
+    "robust, spare=3": {"preset": "robust", "spare": 3},
+}
 _WARM = 3
 """Batches before the clock starts: the first ones pay for what is made once."""
 
@@ -140,7 +145,7 @@ def measure_stream(
     normalize: Normalize = "model",
     compile: bool = True,
     images_from: Path | None = None,
-    presets: Sequence[str] = ("forward-only", "robust"),
+    chosen: Mapping[str, Mapping[str, Any]] = STREAMED,
     domains: int = 15,
     images: int = 1200,
     rounds: int = 3,
@@ -157,7 +162,7 @@ def measure_stream(
         normalize: the model's input convention.
         compile: whether ours compiles blocks on a GPU; otherwise it is as by default.
         images_from: a folder of photographs to make batches of; drawn scenes unless given.
-        presets: of our method.
+        chosen: names of our method's ways, each with its preset and settings.
         domains: shifts, each one of the usual corruptions.
         images: of a domain and round.
         rounds: how often every domain comes.
@@ -166,14 +171,14 @@ def measure_stream(
     traffic = Traffic(size, device, images=images_from)
     setting = Setting(make_model, traffic, batch_size, precision, normalize, compile=compile)
     made = [make_way("forward", setting)]
-    for preset in presets:
-        adapted = ours(setting, preset, settled=False)
+    for name, settings in chosen.items():
+        adapted = ours(setting, **settings, settled=False)
         _make_once(adapted, setting)
 
         def step(batch: torch.Tensor, adapted: Any = adapted) -> bool:
             return bool(adapted.step(batch).updated)
 
-        made.append(Way(f"{preset}, stream", step, method=adapted, mean=True))
+        made.append(Way(f"{name}, stream", step, method=adapted, mean=True))
     for _ in range(_WARM):
         _timed(made[0], traffic.clean(batch_size), device)
     visits = [domain for _ in range(rounds) for domain in range(domains)]

@@ -136,7 +136,7 @@ def _updating(adapted: Method) -> Callable[[Tensor], Any]:
     return lambda batch: adapted.step(batch).updated
 
 
-def ours(setting: Setting, preset: str, *, settled: bool = True) -> Method:
+def ours(setting: Setting, preset: str, *, settled: bool = True, **settings: Any) -> Method:
     """Our method with statistics of clean traffic, and settled in every shift if asked."""
     model = setting.make_model()
     statistics = collect_statistics(
@@ -150,6 +150,7 @@ def ours(setting: Setting, preset: str, *, settled: bool = True) -> Method:
         precision=setting.precision,
         max_domains=max(32, setting.domains),
         compile=True if setting.compile else "auto",
+        **settings,
     )
     if settled:
         for domain in range(min(setting.domains, 15)):
