@@ -43,9 +43,11 @@ def learned(hooks: Hooks, seed: int) -> Acting:
     return Pass([0] * 4, [Expert()], tuple(shared))
 
 
+@pytest.mark.parametrize("alone", [False, True], ids=["all tokens", "first alone at the end"])
 @torch.no_grad()
-def test_compiled_blocks_answer_as_plain_ones_with_experts_between_them():
+def test_compiled_blocks_answer_as_plain_ones_with_experts_between_them(alone):
     model, hooks, compiled, counter = counted()
+    hooks.alone = alone
     images = torch.rand(4, 3, 32, 32)
     bare = model(images)
     for seed in (1, 2):

@@ -86,7 +86,8 @@ def _compiled(forward: Callable[..., Any]) -> Callable[..., Any]:
 def _leave_alone(module: nn.Module, number: int, after: ExitStack) -> None:
     """Have a hook run as it is, in the middle of what is compiled."""
     disable: Any = torch.compiler.disable
-    _put(module._forward_hooks, number, disable(module._forward_hooks[number]), after)
+    hooks = module._forward_hooks if number in module._forward_hooks else module._forward_pre_hooks
+    _put(hooks, number, disable(hooks[number]), after)
 
 
 def _put(held: Any, name: Any, value: Any, after: ExitStack) -> None:

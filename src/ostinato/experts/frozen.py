@@ -63,9 +63,11 @@ def bare_copy(model: nn.Module) -> nn.Module:
     """A copy of a model without the hooks of a method that adapts it."""
     copied = copy.deepcopy(model)
     for module in copied.modules():
-        for key, hook in list(module._forward_hooks.items()):
-            if isinstance(getattr(getattr(hook, "func", None), "__self__", None), Hooks):
-                del module._forward_hooks[key]
+        for hooks in (module._forward_hooks, module._forward_pre_hooks):
+            for key, hook in list(hooks.items()):
+                called = getattr(hook, "func", hook)
+                if isinstance(getattr(called, "__self__", None), Hooks):
+                    del hooks[key]
     return copied
 
 

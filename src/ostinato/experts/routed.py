@@ -21,7 +21,7 @@ from torch.nn import functional as F
 
 from ostinato.errors import TargetError
 from ostinato.experts.compiled import CompiledBlocks
-from ostinato.experts.targets import Targets, has_targets, inner_targets
+from ostinato.experts.targets import Target, Targets, has_targets, inner_targets
 from ostinato.ops.blocks import find_blocks
 from ostinato.ops.features import open_tokens, prefix_tokens
 from ostinato.ops.layouts import Layout
@@ -148,6 +148,7 @@ class Acting(Protocol):
     """What hooks ask of a pass; see `Pass` and `experts.stack.StackPass`."""
 
     idle: bool
+    whole: bool
     features: list[Tensor]
 
     @property
@@ -170,6 +171,7 @@ class Pass:
         shared: the learned branches that all images but the source's share.
         make: called with a map's number and its block's tokens where maps are made on the way.
         keep: gives what of a block's tokens `features` is to collect, after the maps.
+        whole: whether that is asked of all tokens, also of those that no answer rests on.
 
     >>> Pass([None, None], []).idle, Pass([0, None], [Expert()]).idle
     (True, False)
@@ -182,8 +184,10 @@ class Pass:
         shared: tuple[Branch, ...] = (),
         make: Callable[[int, Tensor], BlockMap] | None = None,
         keep: Callable[[Tensor], Tensor] | None = None,
+        *,
+        whole: bool = False,
     ) -> None:
-        self.keep, self.features = keep, list[Tensor]()
+        self.keep, self.whole, self.features = keep, whole, list[Tensor]()
         self.owners, self.experts, self.shared, self.make = tuple(owners), experts, shared, make
         used = sorted({owner for owner in self.owners if owner is not None})
         self.single = used[0] if len(used) == 1 and None not in self.owners else None
@@ -287,7 +291,8 @@ class Hooks:
 
     Maps stand after every second block, from the first on. Learned branches stand after every
     feed-forward network; where a model has none, as networks of convolutions have none, after every
-    block.
+    block. Where an answer rests on the first tokens alone (`experts.unread`), the last feed-forward
+    network is given no others while experts act.
 
     Args:
         model: gets hooks, and nothing else; `remove` takes them off.
@@ -298,6 +303,8 @@ class Hooks:
         blocks: how many blocks there are.
         prefix: tokens that stand before an image's own.
         widths: per learned branch, the name of its place and the width there.
+        last: the last feed-forward network, where it may be given fewer tokens.
+        alone: whether it is given first tokens alone.
 
     >>> import timm
     >>> hooks = Hooks(timm.create_model("test_vit", num_classes=10))
@@ -332,6 +339,16 @@ class Hooks:
         for number, target in enumerate(feeds):
             handle = target.module.register_forward_hook(partial(self._after_feed, number))
             self._hooked.append((target.module, handle))
+        self.alone, self.last = False, self._narrowable(list(blocks)[-1], feeds)
+        if self.last is not None:
+            handle = self.last.register_forward_pre_hook(self._before_last)
+            self._hooked.append((self.last, handle))
+
+    def _narrowable(self, block: str, feeds: Sequence[Target]) -> nn.Module | None:
+        """The last block's feed-forward network, where no map needs all its tokens."""
+        inside = bool(feeds) and feeds[-1].name.startswith(f"{block}.") and feeds[-1].entry is None
+        mapped = (self.blocks - 1) % EVERY == 0
+        return feeds[-1].module if inside and self.prefix > 0 and not mapped else None
 
     def remove(self) -> None:
         """Take every hook off."""
@@ -385,6 +402,12 @@ class Hooks:
         if now.keep is not None:
             now.features.append(now.keep(tokens))
         return tokens if put_back is None else put_back(tokens)
+
+    def _before_last(self, module: nn.Module, inputs: tuple[Any, ...]) -> Any:
+        now = self._now() if self.alone else None
+        if now is None or now.whole or not inputs:
+            return None
+        return (inputs[0][:, : self.prefix], *inputs[1:])
 
     def _after_feed(self, number: int, module: nn.Module, inputs: Any, output: Any) -> Any:
         now = self._now()

@@ -251,6 +251,7 @@ class StackPass:
     """
 
     make = None
+    whole = False
     keep: Callable[[Tensor], Tensor] | None = None
 
     def __init__(

@@ -210,9 +210,39 @@ class VisionModel(nn.Module):
         output = call(self.prepare(pixels).to(self.dtype))
         return output if isinstance(output, Tensor) else logits_of(output)
 
+    def example(self) -> Tensor:
+        """An image of noise, (1, channels, side, side) in [0, 1], always the same one."""
+        height, width = image_size(self.base)
+        draw = torch.Generator().manual_seed(0)
+        pixels = torch.rand(1, self.mean.shape[1], height, width, generator=draw)
+        return pixels.to(self.device)
+
     def release(self) -> None:
         """Forget the last batch."""
         self._given = None
+
+
+def image_size(model: nn.Module) -> tuple[int, int]:
+    """Height and width of the images that a model was made for; 224 where it does not tell.
+
+    >>> import timm
+    >>> image_size(timm.create_model("vit_tiny_patch16_224", img_size=96))
+    (96, 96)
+    """
+    model = innermost(model)
+    config = getattr(model, "pretrained_cfg", None)
+    known = (
+        getattr(getattr(model, "patch_embed", None), "img_size", None),
+        getattr(model, "image_size", None),
+        getattr(getattr(model, "config", None), "image_size", None),
+        config.get("input_size") if isinstance(config, dict) else None,
+    )
+    for size in known:
+        if isinstance(size, int):
+            return size, size
+        if isinstance(size, tuple | list) and len(size) >= 2:
+            return int(size[-2]), int(size[-1])
+    return 224, 224
 
 
 def output_names(model: nn.Module) -> tuple[str, ...]:

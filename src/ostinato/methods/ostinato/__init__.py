@@ -25,6 +25,7 @@ from ostinato.domains.told import Told
 from ostinato.domains.verdict import SOURCE, Change
 from ostinato.errors import ConfigError, InputError, MissingResource
 from ostinato.experts.routed import EVERY, Hooks
+from ostinato.experts.unread import leave_out_unread
 from ostinato.methods.base import Input, MethodInfo
 from ostinato.methods.contract import MethodConfig, Need
 from ostinato.methods.ostinato.bank import Domain, Version, to_levels
@@ -123,7 +124,9 @@ class Ostinato(Counted):
         """The places where experts act; streams that share a model share them."""
         assert self.resources.statistics is not None
         widths = [block.mean.numel() for block in self.resources.statistics.tokens]
-        return Hooks(self.model.base, self.targets, widths)
+        hooks = Hooks(self.model.base, self.targets, widths)
+        leave_out_unread(hooks, self.model, self.model.example())
+        return hooks
 
     def __getstate__(self) -> dict[str, Any]:
         kept = super().__getstate__()

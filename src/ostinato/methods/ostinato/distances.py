@@ -67,7 +67,8 @@ def _distances(method: Learner, batch: Input, expert: Expert, shared: Any) -> li
         moments.append(token_moments(own, method.hooks.prefix, method.processes.total))
         return tokens[:0]
 
-    now = Pass([0] * method.processes.taken(len(batch)), [expert], shared, keep=keep)
+    rows = [0] * method.processes.taken(len(batch))
+    now = Pass(rows, [expert], shared, keep=keep, whole=True)
     with torch.no_grad(), method.autocast(), method.hooks.open(now):
         method.logits(batch)
     pairs = zip(method.statistics.tokens, moments, strict=True)

@@ -61,7 +61,7 @@ class LearningPass:
         class_token: whether features are first tokens; means over all otherwise.
     """
 
-    idle = False
+    idle = whole = False
 
     def __init__(
         self,

@@ -16,6 +16,7 @@ from ostinato.domains.texture import Texture
 from ostinato.experts.maps import map_rank
 from ostinato.experts.routed import EVERY, Hooks
 from ostinato.experts.stack import Layout, Rows, Stack, StackPass
+from ostinato.experts.unread import leave_out_unread
 from ostinato.methods.base import Resources
 from ostinato.methods.ostinato import Ostinato
 from ostinato.methods.ostinato.bank import Domain
@@ -63,6 +64,7 @@ class SharedModel(VisionModel):
         blocks = [(block.mean.numel(), block.prefix.shape[0]) for block in statistics.tokens]
         self.hooks = Hooks(model, targets, [width for width, _ in blocks])
         check_fits(statistics, self.hooks.blocks, fingerprint(model))
+        leave_out_unread(self.hooks, self, self.example())
         self.statistics = statistics.to(self.device)
         content = statistics.content
         self.content = None if content is None else content.to(self.device)
