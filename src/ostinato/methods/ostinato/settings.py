@@ -44,8 +44,8 @@ class OstinatoConfig(MethodConfig):
     )
     compile: bool | Literal["auto"] = Field(
         "auto",
-        description="on a GPU, capture whole answers and updates where the model allows it; "
-        "true warns where it does not, auto does not",
+        description="on a GPU, capture whole answers and updates where the model allows it; true "
+        "also compiles the blocks that are captured, and warns where either cannot be",
     )
     resident: int = Field(
         64, ge=1, description="domains whose experts stay on a GPU; others wait in host memory"
