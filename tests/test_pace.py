@@ -24,7 +24,7 @@ def statistics():
 @trusting()
 def test_a_settled_expert_passes_batches_over_more_and_more(statistics):
     method = build(statistics, spare=3, settle=2.0)
-    always = build(statistics, settle=2.0)
+    always = build(statistics, spare=0, settle=2.0)
     learned = [method.step(batch).updated for batch in shifted(40)]
     assert sum(always.step(batch).updated for batch in shifted(40)) > 30
     places = [at for at, one in enumerate(learned) if one]
@@ -54,7 +54,7 @@ def test_an_expert_that_no_longer_fits_learns_at_once(statistics):
 
 @trusting()
 def test_a_large_batch_of_a_settled_expert_is_one_update_that_counts_as_several(statistics):
-    method = build(statistics, settle=2.0)
+    method = build(statistics, spare=0, settle=2.0)
     micro = method.config.micro
     large = torch.cat(shifted(3, size=micro, seed=7))
     for batch in shifted(8, size=micro):

@@ -52,7 +52,7 @@ def test_speed_measures_routing_and_a_stream() -> None:
     routing = measure_routing(small_model, steps=1, **shared)
     assert [one.name for one in routing] == ["forward", "describe", "decide", "observe"]
     found = measure_stream(small_model, domains=1, images=60, rounds=1, **shared)
-    ours = ["forward-only, stream", "robust, stream", "robust, spare=3, stream"]
+    ours = ["forward-only, stream", "robust, stream", "robust, spare=0, stream"]
     assert [one.name for one in found] == ["forward", *ours]
     assert found[1].learned == 0.0
     assert all(0 < one.p50 <= one.p99 for one in found)

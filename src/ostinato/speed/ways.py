@@ -199,7 +199,8 @@ def crowd(adapted: Any, domains: int) -> None:
 def _own(name: str, setting: Setting) -> Way:
     if name.startswith("new"):
         return _new(name, setting)
-    adapted = ours(setting, "forward-only" if name == "forward-only" else "robust")
+    always: dict[str, Any] = {} if name == "forward-only" else {"spare": 0}
+    adapted = ours(setting, "robust" if always else "forward-only", **always)
     if name == "predict":
 
         def answer(batch: Tensor) -> bool:

@@ -113,7 +113,7 @@ class Domain(Timed):
         if self.branches is not None and self.branches.value.device != place:
             self.branches.move(place)
 
-    def warm(self, entropy: float) -> None:
+    def warm(self, entropy: float, times: int = 1) -> None:
         """Let its temperature follow a micro-batch: towards the entropy that its maps alone have.
 
         Learning lowers entropy, right or wrong, so how sure learned answers are means little. Their
@@ -122,6 +122,7 @@ class Domain(Timed):
 
         Args:
             entropy: mean entropy of learned answers at the present temperature, in nats.
+            times: micro-batches that it stands for.
 
         >>> domain = Domain(due=20, unsure=0.5)
         >>> domain.warm(1.4)  # unsure enough as they are
@@ -131,7 +132,8 @@ class Domain(Timed):
         (1.0, 1.49)
         """
         off = (self.unsure - entropy) / max(self.unsure, entropy, 1e-6)
-        self.temperature = min(max(self.temperature * math.exp(GAIN * off), 1.0), HOTTEST)
+        gain = 1 - (1 - GAIN) ** times
+        self.temperature = min(max(self.temperature * math.exp(gain * off), 1.0), HOTTEST)
 
     def expert(self) -> Expert:
         """What is published of it: the same one for as long as nothing in it changes."""

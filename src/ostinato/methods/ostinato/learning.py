@@ -181,7 +181,7 @@ class Learner(MapMaker):
         for group, grad, rate in zip(groups, grads, rates, strict=True):
             group.step(grad, lr=rate, times=times)
         if self.config.temper:
-            domain.warm(facts.entropy)
+            domain.warm(facts.entropy, times)
         return logits, facts.loss, True
 
     def _gradients(self, batch: Input, domain: Domain) -> Differentiated:

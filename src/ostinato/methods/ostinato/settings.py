@@ -33,7 +33,7 @@ class OstinatoConfig(MethodConfig):
     temper: bool = Field(True, description="give learned answers as sure as the maps' alone are")
     micro: int = Field(50, ge=2, description="images of a domain that an update rests on")
     spare: int = Field(
-        0, ge=0, description="micro-batches that a settled expert passes over between two updates"
+        3, ge=0, description="micro-batches that a settled expert passes over between two updates"
     )
     enough: int = Field(20, ge=4, description="images of one piece that found a domain")
     apart: float = Field(5.5, gt=0, description="deviations between two domains")
