@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from ostinato.api import adapt, collect_statistics
 from ostinato.models import VisionModel
-from ostinato.speed.traffic import Traffic
+from ostinato.speed._traffic import Traffic
 from ostinato.speed.ways import trusting
 from ostinato.types import StepOutput
 

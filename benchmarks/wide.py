@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, distributed, nn
 
 from ostinato.api import adapt, collect_statistics
-from ostinato.checks.small import clean_images, small_batches, small_model
+from ostinato.checks._small import clean_images, small_batches, small_model
 from ostinato.data.corruptions import corrupt
 from ostinato.data.embedded import STATISTICS, asset_path, embedded_images, embedded_model
 from ostinato.ops.processes import Processes

@@ -22,7 +22,7 @@ from torch import Tensor, distributed
 
 from ostinato.api import adapt, collect_statistics, prepare
 from ostinato.checks import small_batches, small_model
-from ostinato.checks.small import clean_images, example_model, small_cnn
+from ostinato.checks._small import clean_images, example_model, small_cnn
 from ostinato.errors import OstinatoError
 from ostinato.ops.processes import Processes
 from ostinato.ops.statistics import SourceStatistics

@@ -11,13 +11,13 @@ from torch import Tensor
 
 import ostinato
 from ostinato.checks import small_batches, small_model
-from ostinato.checks.building import builder
+from ostinato.checks._building import builder
 from ostinato.methods import answering
 from ostinato.methods import ostinato as learner
 from ostinato.ops import allocator
 from ostinato.ops.allocator import Held, give_back, hold_little, resident
 from ostinato.registry import METHODS
-from ostinato.soak.memory import memory
+from ostinato.soak._memory import memory
 
 glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
 proc = pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="no /proc here")

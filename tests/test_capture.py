@@ -18,9 +18,9 @@ from ostinato.experts import compiled
 from ostinato.experts.routed import Expert
 from ostinato.experts.stack import StackPass
 from ostinato.methods.base import Input
-from ostinato.methods.ostinato import turns
-from ostinato.methods.ostinato.answers import Answers
-from ostinato.methods.ostinato.published import Placed
+from ostinato.methods.ostinato import _turns as turns
+from ostinato.methods.ostinato._answers import Answers
+from ostinato.methods.ostinato._published import Placed
 from ostinato.ops import kernels
 from ostinato.speed.ways import trusting
 

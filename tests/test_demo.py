@@ -21,10 +21,13 @@ import pytest
 from rich.console import Console
 
 from ostinato import cli
-from ostinato.demo import command, folder, plan, workers
-from ostinato.demo.folder import Job, choose_home, prepare
-from ostinato.demo.live import picture
-from ostinato.demo.plan import BATCH, DOMAINS, ROUNDS, ROWS, Plan, Row
+from ostinato.demo import _folder as folder
+from ostinato.demo import _plan as plan
+from ostinato.demo import _workers as workers
+from ostinato.demo import command
+from ostinato.demo._folder import Job, choose_home, prepare
+from ostinato.demo._live import picture
+from ostinato.demo._plan import BATCH, DOMAINS, ROUNDS, ROWS, Plan, Row
 from ostinato.errors import ConfigError, OstinatoError
 from ostinato.running import runner
 from ostinato.running.results import RunFolder
@@ -39,7 +42,7 @@ DRIVER = """
 import sys
 from ostinato import cli
 from ostinato.demo import plan
-from ostinato.demo.plan import BATCH, ROWS, Plan
+from ostinato.demo._plan import BATCH, ROWS, Plan
 
 if __name__ == "__main__":
     plan.DOMAINS = plan.DOMAINS[:2]

@@ -17,7 +17,7 @@ import ostinato
 from ostinato.errors import ConfigError, MissingResource, StateError
 from ostinato.exporting import input_maps
 from ostinato.hub import save_pretrained
-from ostinato.methods.ostinato.answers import tempered
+from ostinato.methods.ostinato._answers import tempered
 from ostinato.ops.features import FeatureTaps
 
 kit = runpy.run_path(str(Path(__file__).with_name("_backbones.py")))

@@ -20,10 +20,10 @@ import numpy as np
 import pytest
 
 from ostinato.data._download import ResumingDownloader, unpack
+from ostinato.data._first_use import LIST
 from ostinato.data.check import check
 from ostinato.data.corruptions import COMMON
 from ostinato.data.fetch import download, fetch
-from ostinato.data.first_use import LIST
 from ostinato.data.sources import SOURCES, RemoteFile, Source
 from ostinato.errors import ConfigError, DataError, UnknownName
 from ostinato.registry import DATASETS

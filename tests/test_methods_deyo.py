@@ -11,7 +11,7 @@ import torch
 from ostinato import adapt
 from ostinato.checks import small_batches, small_model
 from ostinato.methods.deyo import label_fall, sample_weight
-from ostinato.methods.deyo.shuffle import shuffle_patches
+from ostinato.methods.deyo._shuffle import shuffle_patches
 from ostinato.models import VisionModel
 
 

@@ -13,7 +13,7 @@ from ostinato.api import adapt
 from ostinato.checks import small_batches, small_model
 from ostinato.errors import TargetError
 from ostinato.methods.adma import uncertainty
-from ostinato.methods.adma.hog import oriented_gradients, patch_targets
+from ostinato.methods.adma._hog import oriented_gradients, patch_targets
 from ostinato.methods.rem import entropy_ranking, mask_consistency
 from ostinato.models import logits_of
 from ostinato.ops.features import prefix_tokens

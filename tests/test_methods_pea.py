@@ -10,7 +10,7 @@ from ostinato import adapt
 from ostinato.api import prepare
 from ostinato.checks import small_batches, small_model
 from ostinato.methods.pea import seen_views
-from ostinato.methods.pea.colouring import TokenMoments, power, recolour
+from ostinato.methods.pea._colouring import TokenMoments, power, recolour
 from ostinato.models import VisionModel
 
 

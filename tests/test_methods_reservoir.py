@@ -13,7 +13,7 @@ from torch import Tensor
 from ostinato.api import adapt, prepare
 from ostinato.checks import small_batches, small_model
 from ostinato.errors import ConfigError, MissingResource
-from ostinato.methods.reservoir.store import (
+from ostinato.methods.reservoir._store import (
     Styles,
     assignments,
     clustering_loss,

@@ -13,14 +13,14 @@ from ostinato.api import adapt, prepare, unwrap
 from ostinato.checks import small_batches, small_model
 from ostinato.errors import MissingResource, TargetError
 from ostinato.methods.becotta import DOMAINS, as_domain
-from ostinato.methods.becotta.blended import (
+from ostinato.methods.becotta._blended import (
     BlendedExperts,
     after_blocks,
     domain_information,
     route_to,
 )
 from ostinato.methods.svdp import SparsePrompt, placement, prompt_momentum
-from ostinato.methods.svdp.dropout import dropout_spread, find_classifier
+from ostinato.methods.svdp._dropout import dropout_spread, find_classifier
 from ostinato.ops.views import blend_labels, mean_probabilities
 
 SMALL_PROMPT = {"height": 32, "width": 32, "sparsity": 0.05, "passes": 3}

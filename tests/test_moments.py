@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from ostinato.experts.maps import block_map, low_rank_factors, map_rank
 from ostinato.experts.routed import BlockMap
+from ostinato.ops._roots import inverse_root
 from ostinato.ops.moments import LEAST, BlockMoments, power, ridged, token_moments
-from ostinato.ops.roots import inverse_root
 
 widths, shares = st.integers(1, 12), st.floats(0, 1)
 

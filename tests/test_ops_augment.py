@@ -8,7 +8,7 @@ import pytest
 import torch
 from torchvision.transforms import functional as TF
 
-from ostinato.methods.deyo.shuffle import shuffle_patches
+from ostinato.methods.deyo._shuffle import shuffle_patches
 from ostinato.ops import augment
 from ostinato.ops.augment import STRONG, affine, cotta_view, gaussian_blur, scaled_views, shift_hue
 

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 import ostinato
 from ostinato.errors import DataError, InputError
+from ostinato.report._attention_figure import draw_attention
 from ostinato.report.attention import ExpertAttention, expert_attention, write_attention
-from ostinato.report.attention_figure import draw_attention
 
 
 @pytest.fixture

@@ -13,15 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.decomposition import PCA
 
-from ostinato.report.ablation import descriptor_ablation
-from ostinato.report.by_round import error_by_round
-from ostinato.report.domains import chosen, discriminator_timeline, pool_growth, stretches
+from ostinato.report._ablation import descriptor_ablation
+from ostinato.report._by_round import error_by_round
+from ostinato.report._domains import chosen, discriminator_timeline, pool_growth, stretches
+from ostinato.report._over_time import error_over_time, running, so_far
+from ostinato.report._per_domain import error_per_domain
+from ostinato.report._reliability import cost_against_accuracy, reliability_diagram
+from ostinato.report._runs import Variant, read_variants
+from ostinato.report._spectra import Projection, descriptor_map, descriptors, ellipse
 from ostinato.report.figure import Figure, Missing, Part
-from ostinato.report.over_time import error_over_time, running, so_far
-from ostinato.report.per_domain import error_per_domain
-from ostinato.report.reliability import cost_against_accuracy, reliability_diagram
-from ostinato.report.runs import Variant, read_variants
-from ostinato.report.spectra import Projection, descriptor_map, descriptors, ellipse
 from ostinato.report.style import spread, theme
 from ostinato.report.timeline import visits
 from ostinato.scoring.metrics import calibration_error, reliability

@@ -16,12 +16,12 @@ import pytest
 
 from ostinato.cli import main
 from ostinato.errors import DataError, MissingResource, OstinatoError
+from ostinato.report._overview import summarise_variants, warnings
+from ostinato.report._runs import Variant, read_variants
 from ostinato.report.attention import ExpertAttention
 from ostinato.report.command import write_report
 from ostinato.report.figure import Data, Figure
-from ostinato.report.overview import summarise_variants, warnings
 from ostinato.report.page import content_hash, draw_all, render
-from ostinato.report.runs import Variant, read_variants
 from ostinato.report.style import INK, PALETTE, clean_svg
 
 make_run = runpy.run_path(str(Path(__file__).with_name("_report_runs.py")))["make_run"]

@@ -13,11 +13,11 @@ import torch
 
 from ostinato.data.mosaic import mosaic_model
 from ostinato.errors import DataError
+from ostinato.report._per_class import iou_per_class, mean_classes
+from ostinato.report._pictures import UNLABELED, colours_of, painted, predictions_in_pictures
+from ostinato.report._runs import read_variants
 from ostinato.report.figure import Figure, Missing
 from ostinato.report.page import render
-from ostinato.report.per_class import iou_per_class, mean_classes
-from ostinato.report.pictures import UNLABELED, colours_of, painted, predictions_in_pictures
-from ostinato.report.runs import read_variants
 from ostinato.running import runner
 from ostinato.running.runner import Interrupted, resume, run
 from ostinato.running.samples import IGNORE, judge, middles, read_samples, shrink

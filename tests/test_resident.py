@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from ostinato.experts.stack import START
-from ostinato.methods.ostinato.bank import Domain
+from ostinato.methods.ostinato._bank import Domain
 from ostinato.speed.ways import crowd, trusting
 
 kit = runpy.run_path(str(Path(__file__).with_name("_ostinato_small.py")))

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ostinato.domains.parting import parts
+from ostinato.domains._parting import parts
 from ostinato.domains.router import Router
 from ostinato.domains.splitting import LEAST, split_off
 from ostinato.domains.verdict import FAR, SOURCE, fresh

@@ -21,11 +21,11 @@ from ostinato.running.results import RunFolder
 from ostinato.running.runner import run
 from ostinato.running.spec import Spec
 from ostinato.scale import cluster
-from ostinato.scale.batches import Hand, HandedStream, deal, make_hand
+from ostinato.scale._batches import Hand, HandedStream, deal, make_hand
+from ostinato.scale._desk import Desk
+from ostinato.scale._rows import pack, unpack
 from ostinato.scale.cluster import check_answers, connected
-from ostinato.scale.desk import Desk
 from ostinato.scale.resources import Resources
-from ostinato.scale.rows import pack, unpack
 from ostinato.tables.assemble import build_table
 from ostinato.tables.request import Request
 

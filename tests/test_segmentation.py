@@ -33,7 +33,7 @@ from ostinato.running.spec import VIEWS, Spec
 from ostinato.scoring.forgetting import cells
 from ostinato.scoring.metrics import mean_iou, record_step, score_pixels
 from ostinato.scoring.summary import summarise
-from ostinato.tables.cells import views_name
+from ostinato.tables._cells import views_name
 from ostinato.types import Batch, StepOutput
 
 trees = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("_trees.py"))))

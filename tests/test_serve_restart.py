@@ -14,9 +14,9 @@ import torch
 from ostinato.errors import ConfigError
 from ostinato.ops.snapshot import State, load_state
 from ostinato.serve import snapshots, writer
+from ostinato.serve._sequences import MOST, Sequences
 from ostinato.serve.fleet import Fleet
 from ostinato.serve.replaying import Replay, same, verify
-from ostinato.serve.sequences import MOST, Sequences
 from ostinato.serve.store import Store
 
 small = runpy.run_path(str(Path(__file__).with_name("_serve_small.py")))

@@ -16,8 +16,8 @@ from ostinato.cli import main
 from ostinato.client import AsyncClient, Client, ServerError
 from ostinato.client.replay import frames
 from ostinato.errors import DataError, InputError
+from ostinato.serve._watch import Watch
 from ostinato.serve.fleet import Fleet
-from ostinato.serve.watch import Watch
 
 small = runpy.run_path(str(Path(__file__).with_name("_serve_small.py")))
 batches, listening, wait_for = (small[name] for name in ("batches", "listening", "wait_for"))

@@ -16,12 +16,13 @@ import pytest
 
 from ostinato.errors import StateError
 from ostinato.ops.snapshot import State
+from ostinato.serve import _learning as learning
 from ostinato.serve import fleet as fleets
-from ostinato.serve import learning, writer
+from ostinato.serve import writer
+from ostinato.serve._unwritten import Promise
 from ostinato.serve.fleet import Fleet
 from ostinato.serve.replaying import Replay
 from ostinato.serve.store import StorageError, Store
-from ostinato.serve.unwritten import Promise
 
 small = runpy.run_path(str(Path(__file__).with_name("_serve_small.py")))
 disk = runpy.run_path(str(Path(__file__).with_name("_small_disk.py")))

@@ -17,13 +17,13 @@ from ostinato.errors import OstinatoError
 from ostinato.registry import METHODS, TABLES
 from ostinato.running.job import check_spec, open_stream
 from ostinato.running.results import RunFolder
-from ostinato.tables import plan
+from ostinato.tables import _plan as plan
+from ostinato.tables._cells import measure
+from ostinato.tables._plan import plan_table, spec_of
+from ostinato.tables._table import Measure, Table, Variant
 from ostinato.tables.assemble import build_table
-from ostinato.tables.cells import measure
-from ostinato.tables.plan import plan_table, spec_of
 from ostinato.tables.printed import printed
 from ostinato.tables.request import Request
-from ostinato.tables.table import Measure, Table, Variant
 from ostinato.tables.tables import METHODS_FULL
 
 NAMES = (

@@ -20,7 +20,7 @@ from ostinato.scoring.classes import class_names, class_scores
 from ostinato.scoring.metrics import class_iou, mean_iou
 from ostinato.scoring.record import Record
 from ostinato.scoring.summary import summarise
-from ostinato.tables.cells import class_block
+from ostinato.tables._cells import class_block
 from ostinato.tables.printed import printed
 from ostinato.tables.render import TableResult, to_json, to_markdown
 from ostinato.tables.tables import METHODS_ACDC

@@ -7,8 +7,8 @@ import pytest
 
 from ostinato.errors import UnknownName
 from ostinato.registry import TABLES
+from ostinato.tables._recomputed import disagreements, recompute
 from ostinato.tables.printed import PRINTED, Cell, printed
-from ostinato.tables.recomputed import disagreements, recompute
 
 # What the paper's own cells contradict; everything else in it adds up.
 MISPRINTS = {
@@ -123,7 +123,7 @@ def test_stronger_figures_declare_their_help() -> None:
 
 
 def test_protocols_are_kept_apart() -> None:
-    from ostinato.tables.cells import printed_row
+    from ostinato.tables._cells import printed_row
 
     paper, often = printed("imagenet-c"), printed("recurring-20")
     assert paper.cell("Source", "Mean").value == 55.8

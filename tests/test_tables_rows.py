@@ -27,14 +27,15 @@ from ostinato.running.results import RunFolder
 from ostinato.running.runner import Interrupted, finished, run
 from ostinato.running.spec import Spec
 from ostinato.scoring.summary import Summary
-from ostinato.tables import assemble, together
+from ostinato.tables import _together as together
+from ostinato.tables import assemble
+from ostinato.tables._plan import at_factor, plan_table, spec_of
+from ostinato.tables._rows import run_rows
+from ostinato.tables._table import Variant
+from ostinato.tables._together import Workers, run_together
 from ostinato.tables.assemble import build_table
-from ostinato.tables.plan import at_factor, plan_table, spec_of
 from ostinato.tables.request import Request, spec_key
-from ostinato.tables.rows import run_rows
 from ostinato.tables.search import read_factors, search, write_factors
-from ostinato.tables.table import Variant
-from ostinato.tables.together import Workers, run_together
 
 QUIET = Console(quiet=True)
 WRAPPERS = ("reservoir", "cola")  # whose rates are another method's
@@ -141,7 +142,7 @@ def test_rows_that_are_done_are_shown_without_making_a_batch(
     def refuse(*_: object) -> None:
         raise AssertionError("a batch was made")
 
-    monkeypatch.setattr("ostinato.tables.together.share", refuse)
+    monkeypatch.setattr("ostinato.tables._together.share", refuse)
     monkeypatch.setattr("ostinato.data.streams.Stream.__getitem__", refuse)
     assert build_table("imagenet-c", request(2), QUIET).rows == first.rows
 

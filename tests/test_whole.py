@@ -10,12 +10,13 @@ import pytest
 import torch
 
 from ostinato.checks import small_model
-from ostinato.methods.ostinato import maps, turns
+from ostinato.methods.ostinato import _turns as turns
+from ostinato.methods.ostinato import maps
+from ostinato.methods.ostinato._whole import SEEN, Wholes, filled
 from ostinato.methods.ostinato.common import Question, prepare
 from ostinato.methods.ostinato.desk import InUse
 from ostinato.methods.ostinato.settings import OstinatoConfig
 from ostinato.methods.ostinato.streams import SharedModel, StreamMethod
-from ostinato.methods.ostinato.whole import SEEN, Wholes, filled
 from ostinato.ops.borrowed import Borrowed
 
 here = Path(__file__)

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from ostinato.client.sync import Client
+from ostinato.client._sync import Client
 from ostinato.errors import ConfigError, did_you_mean
 from ostinato.ops.files import write_atomically
 

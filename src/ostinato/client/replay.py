@@ -13,7 +13,7 @@ from pathlib import Path
 
 from PIL import Image, ImageSequence, UnidentifiedImageError
 
-from ostinato.client.sync import Client
+from ostinato.client._sync import Client
 from ostinato.errors import DataError
 
 _PICTURES = {".jpg", ".jpeg", ".png", ".webp", ".npy"}

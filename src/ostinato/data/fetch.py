@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ostinato.data._download import Progress, ResumingDownloader, unpack
+from ostinato.data._first_use import hold
 from ostinato.data.check import CheckReport, check
-from ostinato.data.first_use import hold
 from ostinato.data.sources import SOURCES, RemoteFile, Source
 from ostinato.errors import ConfigError, DataError, MissingResource
 from ostinato.registry import DATASETS

@@ -13,10 +13,10 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from ostinato.demo.folder import Job, choose_home, prepare
-from ostinato.demo.live import watcher
-from ostinato.demo.plan import ROUNDS, Plan, Row
-from ostinato.demo.workers import run_all
+from ostinato.demo._folder import Job, choose_home, prepare
+from ostinato.demo._live import watcher
+from ostinato.demo._plan import ROUNDS, Plan, Row
+from ostinato.demo._workers import run_all
 from ostinato.scoring.summary import Summary
 
 _WIDE = 96

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ostinato.domains import gaussian
+from ostinato.domains import _gaussian as gaussian
+from ostinato.domains._pooling import BatchRouter
+from ostinato.domains._store import DomainStore
 from ostinato.domains.descriptor import Descriptor
-from ostinato.domains.pooling import BatchRouter
 from ostinato.domains.settings import DiscriminatorConfig, Evidence
-from ostinato.domains.store import DomainStore
 from ostinato.errors import InputError, StateError
 from ostinato.ops.expect import Expected, count, declaration, exactly, listed, optional
 from ostinato.ops.snapshot import State

@@ -17,11 +17,11 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from ostinato.domains.distances import between
-from ostinato.domains.merging import likest, nearest
+from ostinato.domains._distances import between
+from ostinato.domains._merging import likest, nearest
+from ostinato.domains._traffic import alone, later, staying
 from ostinato.domains.routing_state import NAMES, expected_routing, read_routing
 from ostinato.domains.splitting import LATEST, split_off
-from ostinato.domains.traffic import alone, later, staying
 from ostinato.domains.verdict import SOURCE, Change, Known, blended, fresh, squared
 from ostinato.ops.expect import Expected
 from ostinato.ops.snapshot import State

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ostinato.domains import twofold
-from ostinato.domains.distances import USUAL, along, held
-from ostinato.domains.parting import parts
+from ostinato.domains import _twofold as twofold
+from ostinato.domains._distances import USUAL, along, held
+from ostinato.domains._parting import parts
 
 ROUNDS = 8
 LEAST = 8

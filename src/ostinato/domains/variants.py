@@ -11,10 +11,10 @@ from dataclasses import replace
 
 import torch
 
+from ostinato.domains._pooling import BatchRouter
+from ostinato.domains._store import DomainStore
 from ostinato.domains.discriminator import Discriminator, Router
-from ostinato.domains.pooling import BatchRouter
 from ostinato.domains.settings import DiscriminatorConfig, Evidence
-from ostinato.domains.store import DomainStore
 from ostinato.errors import InputError
 from ostinato.ops.expect import Expected, count, mapped, number, optional
 from ostinato.ops.snapshot import State

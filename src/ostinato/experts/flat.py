@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ostinato.errors import StateError
-from ostinato.experts.mixture import seeded
+from ostinato.experts._mixture import seeded
 from ostinato.experts.routed import Branch, leaves
 from ostinato.ops.expect import Expected, Like, count
 from ostinato.ops.snapshot import State

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ostinato.experts._targets import Targets, has_targets, inner_targets
 from ostinato.experts.routed import EVERY, SCALE, BlockMap, Branch, Expert, Hooks
-from ostinato.experts.targets import Targets, has_targets, inner_targets
 from ostinato.ops.blocks import find_blocks
 from ostinato.ops.features import open_tokens, prefix_tokens
 from ostinato.ops.layouts import FEATURES_LAST, Layout

@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ostinato.errors import ConfigError, InputError, UnknownName
-from ostinato.experts.group import Group, MakeOptimizer
-from ostinato.experts.inject import eject, inject
+from ostinato.experts._group import Group, MakeOptimizer
+from ostinato.experts._inject import eject, inject
+from ostinato.experts._mixture import mixture_shapes, product_gap
+from ostinato.experts._pool_state import expected_pool, export_pool, import_pool
+from ostinato.experts._targets import Targets
 from ostinato.experts.layers import Assignment, DualBranch, ExpertConfig
-from ostinato.experts.mixture import mixture_shapes, product_gap
-from ostinato.experts.pool_state import expected_pool, export_pool, import_pool
-from ostinato.experts.targets import Targets
 from ostinato.ops.expect import Expected
 from ostinato.ops.snapshot import State
 

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ostinato.errors import TargetError
+from ostinato.experts._targets import Targets, has_targets, inner_targets
 from ostinato.experts.compiled import CompiledBlocks
-from ostinato.experts.targets import Targets, has_targets, inner_targets
 from ostinato.ops.blocks import find_blocks
 from ostinato.ops.features import open_tokens, prefix_tokens
 from ostinato.ops.layouts import Layout

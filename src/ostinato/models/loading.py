@@ -153,7 +153,7 @@ def _shape(name: str) -> Any:
     """The configuration of a model that is here or whose name tells it; no network is asked."""
     from transformers import AutoConfig, SegformerConfig
 
-    from ostinato.models.shapes import shape_of
+    from ostinato.models._shapes import shape_of
 
     try:
         return AutoConfig.from_pretrained(name, local_files_only=True)

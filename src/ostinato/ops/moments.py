@@ -9,7 +9,7 @@ from functools import cached_property, lru_cache
 import torch
 from torch import Tensor
 
-from ostinato.ops.roots import inverse_root
+from ostinato.ops._roots import inverse_root
 
 _RIDGE = 0.05
 """Added to every covariance, as a share of its mean variance, before a root is taken."""

@@ -16,9 +16,9 @@ from safetensors.torch import save
 from torch import Tensor
 
 from ostinato.errors import StateError
+from ostinato.ops._tensors import digest, read_tensors
 from ostinato.ops.expect import Expected, Like, check_finite, count, like, listed, optional
 from ostinato.ops.files import write_atomically
-from ostinato.ops.tensors import digest, read_tensors
 
 _FORMAT = "ostinato-state"
 VERSION = 1

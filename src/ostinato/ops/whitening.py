@@ -2,7 +2,7 @@
 
 Two clean photographs differ; so do two foggy ones. Seen in units of that difference, a shift stands
 out in a single image. How content varies is taken from clean images and from plain alterations of
-them (`ops.altered`), each around its own mean. Far from the clean ones descriptors vary more, in
+them (`ops._altered`), each around its own mean. Far from the clean ones descriptors vary more, in
 proportion, so distances are then taken on a scale that is even near the clean images and
 logarithmic far away.
 """

@@ -149,7 +149,7 @@ def expert_attention(
 
 def write_attention(adapted: Method, images: Tensor, path: str | Path, **options: Any) -> Path:
     """Compute `expert_attention` and keep it; a run's folder as `path` gets `attention.npz`."""
-    from ostinato.report.runs import ATTENTION
+    from ostinato.report._runs import ATTENTION
 
     place = Path(path)
     place = place / ATTENTION if place.is_dir() else place

@@ -9,22 +9,22 @@ from importlib.resources import files
 from typing import Any
 
 from ostinato.errors import MissingResource
-from ostinato.report.ablation import descriptor_ablation
-from ostinato.report.attention_figure import attention_maps
-from ostinato.report.by_round import error_by_round
-from ostinato.report.distances import distance_to_source
-from ostinato.report.domains import discriminator_timeline, pool_growth
+from ostinato.report._ablation import descriptor_ablation
+from ostinato.report._attention_figure import attention_maps
+from ostinato.report._by_round import error_by_round
+from ostinato.report._distances import distance_to_source
+from ostinato.report._domains import discriminator_timeline, pool_growth
+from ostinato.report._over_time import error_over_time
+from ostinato.report._overview import describe_runs, summarise_variants, warnings
+from ostinato.report._per_class import iou_per_class
+from ostinato.report._per_domain import error_per_domain
+from ostinato.report._pictures import predictions_in_pictures
+from ostinato.report._reliability import cost_against_accuracy, reliability_diagram
+from ostinato.report._runs import Variant
+from ostinato.report._spectra import descriptor_map
+from ostinato.report._trust import trust_over_time
 from ostinato.report.figure import Figure, Part
-from ostinato.report.over_time import error_over_time
-from ostinato.report.overview import describe_runs, summarise_variants, warnings
-from ostinato.report.per_class import iou_per_class
-from ostinato.report.per_domain import error_per_domain
-from ostinato.report.pictures import predictions_in_pictures
-from ostinato.report.reliability import cost_against_accuracy, reliability_diagram
-from ostinato.report.runs import Variant
-from ostinato.report.spectra import descriptor_map
 from ostinato.report.style import plotting, theme
-from ostinato.report.trust import trust_over_time
 
 _TEMPLATE = "page.html.j2"
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import groupby, pairwise
 from typing import Any, NamedTuple
 
-from ostinato.report.runs import Shape, Variant
+from ostinato.report._runs import Shape, Variant
 from ostinato.report.style import BAND, FAINT, INK
 
 _NAMES = 60

@@ -21,13 +21,13 @@ from ostinato.data.streams import Stream
 from ostinato.errors import ConfigError
 from ostinato.methods.base import Method
 from ostinato.ops.views import innermost
+from ostinato.running._wide import Leader, follow, same_start, started_processes, widened
 from ostinato.running.job import Job, check, open_job, resolve
 from ostinato.running.progress import Listener, RunProgress
 from ostinato.running.provenance import Provenance, hash_tensors, spec_hash
 from ostinato.running.results import RunFolder, find_run
 from ostinato.running.samples import SampleKeeper, write_diagnostics
 from ostinato.running.spec import Spec
-from ostinato.running.wide import Leader, follow, same_start, started_processes, widened
 from ostinato.scoring.metrics import peak_memory, record_step, reset_peak
 from ostinato.scoring.summary import summarise
 from ostinato.types import Batch

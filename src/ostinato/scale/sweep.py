@@ -21,12 +21,12 @@ from ostinato.running.provenance import spec_hash
 from ostinato.running.results import RunFolder
 from ostinato.running.runner import EVERY, Interrupted, finished
 from ostinato.running.spec import Spec
-from ostinato.scale.batches import deal, make_hand
+from ostinato.scale._batches import deal, make_hand
+from ostinato.scale._desk import Desk
+from ostinato.scale._display import Display, said_of
+from ostinato.scale._rows import Task, clear_scratch, run_row
 from ostinato.scale.cluster import connected, here, on_node
-from ostinato.scale.desk import Desk
-from ostinato.scale.display import Display, said_of
 from ostinato.scale.resources import Resources
-from ostinato.scale.rows import Task, clear_scratch, run_row
 from ostinato.tables.request import Outcome, spec_key
 
 _LOOK = 0.5

@@ -10,11 +10,11 @@ from fastapi import Depends, FastAPI, HTTPException, Request, Security
 from fastapi.security import HTTPBearer
 
 from ostinato import __version__
+from ostinato.serve._operations import Operations
 from ostinato.serve.errors import add_handlers
 from ostinato.serve.fleet import Fleet
 from ostinato.serve.guard import Guard
 from ostinato.serve.keys import Keys
-from ostinato.serve.operations import Operations
 from ostinato.serve.schema import Role
 
 DESCRIPTION = """One source model, and for every stream its own domains, experts, prior and trust.
@@ -99,7 +99,16 @@ def make_app(fleet: Fleet, opened: Callable[[], None] | None = None) -> FastAPI:
         fleet: not started yet.
         opened: called once all streams are back.
     """
-    from ostinato.serve import routes_operate, routes_page, routes_predict, routes_read
+    from ostinato.serve import (
+        _routes_operate as routes_operate,
+    )
+    from ostinato.serve import (
+        _routes_predict as routes_predict,
+    )
+    from ostinato.serve import (
+        routes_page,
+        routes_read,
+    )
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

@@ -10,10 +10,10 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from ostinato.errors import ConfigError, InputError, OstinatoError, StateError
+from ostinato.serve._pixels import TooLarge
+from ostinato.serve._record import SequenceConflict
 from ostinato.serve.batching import Away, Busy
 from ostinato.serve.fleet import NoStream, TooMany
-from ostinato.serve.pixels import TooLarge
-from ostinato.serve.record import SequenceConflict
 from ostinato.serve.schema import Problem
 from ostinato.serve.store import StorageError
 

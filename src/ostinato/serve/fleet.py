@@ -23,18 +23,18 @@ from ostinato.methods.ostinato.common import Answer
 from ostinato.methods.ostinato.streams import StreamMethod
 from ostinato.ops.blocks import find_blocks
 from ostinato.ops.snapshot import State
-from ostinato.serve.answers import seen
+from ostinato.serve._answers import seen
+from ostinato.serve._forwards import Forwards
+from ostinato.serve._learning import Learner
+from ostinato.serve._metrics import Metrics
+from ostinato.serve._stream import Entry, Stream
+from ostinato.serve._unwritten import Promise
+from ostinato.serve._watch import UNDONE
 from ostinato.serve.batching import Batcher, Job
-from ostinato.serve.forwards import Forwards
-from ostinato.serve.learning import Learner
 from ostinato.serve.loading import Served, method_config
-from ostinato.serve.metrics import Metrics
 from ostinato.serve.settings import Settings, check_name
 from ostinato.serve.snapshots import sweep, whole_states
 from ostinato.serve.store import SnapshotRow, StorageError, Store, StreamRow
-from ostinato.serve.stream import Entry, Stream
-from ostinato.serve.unwritten import Promise
-from ostinato.serve.watch import UNDONE
 from ostinato.serve.writer import SnapshotJob, Writer
 
 AT_HAND = 64

@@ -12,7 +12,7 @@ from ostinato.methods.ostinato.settings import PRESETS, OstinatoConfig
 from ostinato.methods.ostinato.streams import SharedModel
 from ostinato.models import fingerprint, output_names
 from ostinato.ops.statistics import SourceStatistics
-from ostinato.serve.pixels import Fit
+from ostinato.serve._pixels import Fit
 from ostinato.serve.settings import Settings
 
 

@@ -16,8 +16,8 @@ import torch
 from ostinato.errors import StateError
 from ostinato.methods.ostinato.streams import StreamMethod
 from ostinato.ops.snapshot import State, load_state
+from ostinato.serve._pixels import digest
 from ostinato.serve.loading import Served, method_config
-from ostinato.serve.pixels import digest
 from ostinato.serve.settings import Settings
 from ostinato.serve.store import Store
 

@@ -14,11 +14,11 @@ from fastapi.responses import Response, StreamingResponse
 from PIL import Image
 
 from ostinato import __version__
+from ostinato.serve._views import event_list, snapshot_info, stream_detail, stream_info
 from ostinato.serve.app import Fleeted, needs, roles_of
 from ostinato.serve.errors import responses
 from ostinato.serve.fleet import Fleet
 from ostinato.serve.schema import EventInfo, ServerInfo, SnapshotInfo, StreamDetail, StreamInfo
-from ostinato.serve.views import event_list, snapshot_info, stream_detail, stream_info
 
 router = APIRouter(tags=["read"], dependencies=[needs("read")], responses=responses())
 After = Annotated[int, Query(ge=0, le=2**53, description="events after this id")]

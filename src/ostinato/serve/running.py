@@ -13,13 +13,13 @@ import uvicorn
 from fastapi import FastAPI
 
 from ostinato.errors import ConfigError
+from ostinato.serve._wire import choose_parser
 from ostinato.serve.app import make_app
 from ostinato.serve.fleet import Fleet
 from ostinato.serve.keys import list_keys
 from ostinato.serve.loading import load_served
 from ostinato.serve.settings import Settings
 from ostinato.serve.store import Store
-from ostinato.serve.wire import choose_parser
 
 SWITCH = 0.0001
 """Seconds after which a thread that computes in Python lets another one in."""

@@ -19,9 +19,9 @@ from typing import Any, TypeAlias
 from ostinato.errors import StateError
 from ostinato.ops.allocator import give_back
 from ostinato.ops.snapshot import State
+from ostinato.serve._threads import Working
 from ostinato.serve.snapshots import keep_latest, write_snapshot
 from ostinato.serve.store import SnapshotRow, Store
-from ostinato.serve.threads import Working
 
 Row: TypeAlias = tuple[str, tuple[Any, ...]]
 """A table, and what goes into it; a stream's id comes first."""

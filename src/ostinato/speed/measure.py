@@ -16,8 +16,8 @@ from ostinato.domains.verdict import SOURCE
 from ostinato.errors import ConfigError
 from ostinato.models import Normalize
 from ostinato.ops.precision import Precision
-from ostinato.speed.memory import Kept, LiveTensors, peak
-from ostinato.speed.traffic import Traffic
+from ostinato.speed._memory import Kept, LiveTensors, peak
+from ostinato.speed._traffic import Traffic
 from ostinato.speed.ways import NEW, USUAL, WARM_DOMAINS, Setting, Way, make_way, ours, trusting
 
 __all__ = ["LiveTensors", "Speed", "measure_routing", "measure_speed", "measure_stream"]

@@ -18,7 +18,7 @@ from ostinato.methods.ostinato import maps
 from ostinato.models import Normalize, VisionModel
 from ostinato.ops.precision import Precision, products
 from ostinato.registry import METHODS
-from ostinato.speed.traffic import Traffic
+from ostinato.speed._traffic import Traffic
 
 _CLEAN = 100
 """Clean images that statistics are taken from."""

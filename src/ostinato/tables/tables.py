@@ -12,8 +12,8 @@ from ostinato.data.mosaic import MOSAIC, MOSAIC_NOTE, STREET_NOTE
 from ostinato.data.stand_ins import LOOKS_NOTE, STAND_IN_NOTE
 from ostinato.registry import TABLES
 from ostinato.running.spec import SEEDS
+from ostinato.tables._table import Measure, Part, Table, Variant
 from ostinato.tables.printed import printed
-from ostinato.tables.table import Measure, Part, Table, Variant
 
 METHODS_FULL = (
     *("source", "pseudo_label", "tent", "cotta", "vdp", "vida", "adma"),

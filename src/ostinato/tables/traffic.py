@@ -8,7 +8,7 @@ from typing import Any
 from ostinato.data.stand_ins import STAND_IN_NOTE
 from ostinato.methods.ostinato.settings import OstinatoConfig
 from ostinato.registry import TABLES
-from ostinato.tables.table import Measure, Part, Table, Variant
+from ostinato.tables._table import Measure, Part, Table, Variant
 from ostinato.tables.tables import EMBEDDED, METHODS_FULL, VIT
 
 _LIMIT = 100

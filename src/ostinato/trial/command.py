@@ -15,10 +15,10 @@ from ostinato.ops.files import write_atomically
 from ostinato.running.fit import count_outputs, resolve_device
 from ostinato.running.provenance import describe_device
 from ostinato.running.runner import Interrupted
-from ostinato.trial.carry_out import Results, carry_out
-from ostinato.trial.estimate import DEFAULT, fitting_limit, in_words, measure_pace, seconds
-from ostinato.trial.images import Pictures, Taken, corrupted, own_domains, split, take_images
-from ostinato.trial.page import Facts, render
+from ostinato.trial._carry_out import Results, carry_out
+from ostinato.trial._estimate import DEFAULT, fitting_limit, in_words, measure_pace, seconds
+from ostinato.trial._images import Pictures, Taken, corrupted, own_domains, split, take_images
+from ostinato.trial._page import Facts, render
 from ostinato.trial.plan import Row, Traffic, all_traffic, rows
 from ostinato.trial.setting import (
     Preparations,

@@ -11,7 +11,7 @@ from ostinato.data.blends import MixedStream
 from ostinato.data.segments import Domain
 from ostinato.data.sequences import ContinualStream, RecurringStream
 from ostinato.data.streams import Stream
-from ostinato.trial.images import ORDINARY, Pictures
+from ostinato.trial._images import ORDINARY, Pictures
 
 SEED = 2025
 BATCH = 25

@@ -22,7 +22,7 @@ from ostinato.ops.snapshot import save_state
 from ostinato.registry import METHODS
 from ostinato.running.fit import resolve_device
 from ostinato.running.spec import Spec
-from ostinato.trial.images import Taken
+from ostinato.trial._images import Taken
 from ostinato.trial.plan import PEERS, SEED, Row, Traffic
 
 _QUESTION = "trial.json"

@@ -7,7 +7,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ostinato.methods.adma.hog import cell_size, patch_targets
+from ostinato.methods.adma._hog import cell_size, patch_targets
 from ostinato.methods.base import Input, Method, MethodConfig, MethodInfo, Objective
 from ostinato.ops.augment import cotta_view
 from ostinato.ops.features import prefix_tokens

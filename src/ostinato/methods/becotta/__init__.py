@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from ostinato.methods._settings import WarmedConfig
 from ostinato.methods._warmed import Warmed
 from ostinato.methods.base import Input, MethodInfo, Objective
-from ostinato.methods.becotta.blended import after_blocks, domain_information, route_to
+from ostinato.methods.becotta._blended import after_blocks, domain_information, route_to
 from ostinato.models import VisionModel
 from ostinato.ops.adapters import Adapted
 from ostinato.ops.augment import gaussian_blur

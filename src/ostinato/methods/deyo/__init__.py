@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from ostinato.methods._settings import EntropyConfig
 from ostinato.methods.base import Input, Method, MethodInfo, Objective
-from ostinato.methods.deyo.shuffle import shuffle_patches
+from ostinato.methods.deyo._shuffle import shuffle_patches
 from ostinato.ops.consistency import masked_mean
 from ostinato.ops.losses import entropy_threshold, softmax_entropy
 from ostinato.ops.rates import scale_rate

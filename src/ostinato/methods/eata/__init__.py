@@ -13,7 +13,7 @@ from ostinato.errors import ConfigError
 from ostinato.methods._settings import EntropyConfig
 from ostinato.methods.base import Input, Method, MethodConfig, MethodInfo, Objective
 from ostinato.methods.contract import Need
-from ostinato.methods.eata.fisher import anchor_penalty, fisher_diagonal
+from ostinato.methods.eata._fisher import anchor_penalty, fisher_diagonal
 from ostinato.models import VisionModel
 from ostinato.ops.classmean import ClassMean
 from ostinato.ops.consistency import masked_mean

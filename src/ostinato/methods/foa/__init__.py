@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ostinato.methods._levelled import Levelled
 from ostinato.methods.base import Input, MethodConfig, MethodInfo, Objective
-from ostinato.methods.foa.evolution import Evolution
+from ostinato.methods.foa._evolution import Evolution
 from ostinato.ops.expect import Expected, Like
 from ostinato.ops.heads import select_classes
 from ostinato.ops.losses import softmax_entropy

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ostinato.methods._settings import ShiftConfig
 from ostinato.methods.base import Input, Method, MethodInfo, Objective
-from ostinato.methods.imse.spectra import (
+from ostinato.methods.imse._spectra import (
     CodeBank,
     Spectrum,
     block_linears,

@@ -6,7 +6,7 @@ import torch
 from pydantic import Field
 
 from ostinato.methods.base import Input, Method, MethodConfig, MethodInfo, Objective
-from ostinato.methods.lame.laplacian import Affinity, affinity, laplacian_assignment
+from ostinato.methods.lame._laplacian import Affinity, affinity, laplacian_assignment
 from ostinato.ops.heads import final_features, find_head, select_classes
 from ostinato.registry import METHODS
 

@@ -7,7 +7,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from ostinato.methods.base import Input, Method, MethodConfig, MethodInfo, Objective
-from ostinato.methods.memo.augmix import augmix_views
+from ostinato.methods.memo._augmix import augmix_views
 from ostinato.ops.losses import distribution_entropy, marginal
 from ostinato.ops.optim import OptimizerName
 from ostinato.registry import METHODS

@@ -19,7 +19,7 @@ from torch import Tensor
 from ostinato.domains.table import Array, Decided, Slot, Table
 from ostinato.experts.routed import Branch, Expert
 from ostinato.experts.stack import Row, Stack
-from ostinato.methods.ostinato.bank import Version
+from ostinato.methods.ostinato._bank import Version
 
 ABSENT = -1
 """Stands for the row of an expert that has none now."""

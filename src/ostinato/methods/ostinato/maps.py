@@ -13,12 +13,12 @@ from ostinato.domains.verdict import Change, elsewhere
 from ostinato.experts.maps import block_map
 from ostinato.experts.routed import EVERY, BlockMap, Expert, Hooks, Pass
 from ostinato.methods.base import Input, Method
-from ostinato.methods.ostinato.bank import Domain, Version
-from ostinato.methods.ostinato.making import Made
+from ostinato.methods.ostinato._bank import Domain, Version
+from ostinato.methods.ostinato._making import Made
+from ostinato.methods.ostinato._state import DomainBank
+from ostinato.methods.ostinato._timing import NEW
+from ostinato.methods.ostinato._trust import doubt, is_varied, likely
 from ostinato.methods.ostinato.settings import OstinatoConfig
-from ostinato.methods.ostinato.state import DomainBank
-from ostinato.methods.ostinato.timing import NEW
-from ostinato.methods.ostinato.trust import doubt, is_varied, likely
 from ostinato.ops.losses import distribution_entropy
 from ostinato.ops.shrunk import halves_of, shrunk
 from ostinato.ops.statistics import SourceStatistics

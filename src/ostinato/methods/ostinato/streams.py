@@ -18,11 +18,11 @@ from ostinato.experts.routed import EVERY, Hooks
 from ostinato.experts.stack import Layout, Rows, Stack, StackPass
 from ostinato.methods.base import Resources
 from ostinato.methods.ostinato import Ostinato
-from ostinato.methods.ostinato.bank import Domain
+from ostinato.methods.ostinato._bank import Domain
+from ostinato.methods.ostinato._published import Publisher
+from ostinato.methods.ostinato._whole import Wholes
 from ostinato.methods.ostinato.desk import Desk
-from ostinato.methods.ostinato.published import Publisher
 from ostinato.methods.ostinato.settings import OstinatoConfig
-from ostinato.methods.ostinato.whole import Wholes
 from ostinato.models import Normalize, VisionModel, fingerprint
 from ostinato.ops.borrowed import Borrowed
 from ostinato.ops.narrowed import Narrowed

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ostinato.methods.base import Input, Method, MethodConfig, MethodInfo, Objective
-from ostinato.methods.pea.colouring import (
+from ostinato.methods.pea._colouring import (
     REGULAR,
     TokenMoments,
     collect_colours,

@@ -7,7 +7,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from ostinato.methods.base import Input, Method, MethodConfig, MethodInfo, Objective
-from ostinato.methods.rotta.bank import BalancedBank
+from ostinato.methods.rotta._bank import BalancedBank
 from ostinato.ops.augment import cotta_view
 from ostinato.ops.batchnorm import FollowingStatistics, batch_norms
 from ostinato.ops.consistency import soft_cross_entropy

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from ostinato.methods._settings import SgdConfig
 from ostinato.methods.base import Input, Method, MethodInfo, Objective
-from ostinato.methods.spa.weakened import PatchNoise, drop_low_frequencies, surer_divergence
+from ostinato.methods.spa._weakened import PatchNoise, drop_low_frequencies, surer_divergence
 from ostinato.ops.heads import find_head
 from ostinato.ops.optim import OptimizerState, make_optimizer
 from ostinato.ops.tokens import find_patches

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ostinato.methods.base import Input, Method, MethodConfig, MethodInfo, Objective
-from ostinato.methods.svdp.dropout import dropout_spread
+from ostinato.methods.svdp._dropout import dropout_spread
 from ostinato.ops.heads import select_classes
 from ostinato.ops.optim import OptimizerState, make_optimizer
 from ostinato.ops.teacher import Substitute, Teacher, restore_

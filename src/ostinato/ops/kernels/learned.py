@@ -15,8 +15,8 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from ostinato.ops.kernels._cuts import Exactness, Tiles, exactness, on_device, padded
 from ostinato.ops.kernels.branches import Pair, gelu, launched
-from ostinato.ops.kernels.cuts import Exactness, Tiles, exactness, on_device, padded
 
 TILES = {2: Tiles(64, 64, 8, 2, 2), 4: Tiles(32, 32, 4, 2, 2)}
 """By the size of a product's numbers in bytes."""
