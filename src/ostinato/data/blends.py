@@ -61,21 +61,6 @@ class MixedStream(DomainStream):
         return [Segment("mixed", tuple(domains), which[merged].astype(np.int64), where)]
 
 
-class CorrelatedConfig(DomainsConfig):
-    """Settings of the correlated stream.
-
-    >>> CorrelatedConfig(dataset="embedded").concentration is None  # strictly by class
-    True
-    """
-
-    concentration: float | None = Field(
-        None, gt=0, description="Of the Dirichlet (0.1 is usual); None sorts strictly by class."
-    )
-    slots: int | None = Field(
-        None, ge=1, description="Stretches of time the Dirichlet spreads classes over."
-    )
-
-
 @STREAMS.register("correlated")
 class CorrelatedStream(DomainStream):
     """Within a domain, images of a class come together: sorted, or clustered by a Dirichlet.
@@ -91,7 +76,19 @@ class CorrelatedStream(DomainStream):
     True
     """
 
-    config_class = CorrelatedConfig
+    class Config(DomainsConfig):
+        """Settings of the correlated stream.
+
+        >>> CorrelatedStream.Config(dataset="embedded").concentration is None  # strictly by class
+        True
+        """
+
+        concentration: float | None = Field(
+            None, gt=0, description="Of the Dirichlet (0.1 is usual); None sorts strictly by class."
+        )
+        slots: int | None = Field(
+            None, ge=1, description="Stretches of time the Dirichlet spreads classes over."
+        )
 
     def plan(self, domains: Sequence[Domain]) -> list[Segment]:
         """One stretch per domain, its images arranged by class."""
@@ -116,20 +113,6 @@ class CorrelatedStream(DomainStream):
         return np.concatenate(order)
 
 
-class CdcConfig(DomainsConfig):
-    """Settings of the continual dynamic change stream.
-
-    >>> CdcConfig(dataset="embedded").slots
-    3
-    """
-
-    concentration: float = Field(1.0, gt=0, description="Of the Dirichlet over time.")
-    slots: int = Field(3, ge=1, description="Stretches of time.")
-    unit: int | None = Field(
-        None, ge=1, description="Images that stay together; batch_size unless given."
-    )
-
-
 @STREAMS.register("cdc")
 class CdcStream(DomainStream):
     """Continual dynamic change: domains come, go and return, for lengths drawn from a Dirichlet.
@@ -146,7 +129,18 @@ class CdcStream(DomainStream):
     8
     """
 
-    config_class = CdcConfig
+    class Config(DomainsConfig):
+        """Settings of the continual dynamic change stream.
+
+        >>> CdcStream.Config(dataset="embedded").slots
+        3
+        """
+
+        concentration: float = Field(1.0, gt=0, description="Of the Dirichlet over time.")
+        slots: int = Field(3, ge=1, description="Stretches of time.")
+        unit: int | None = Field(
+            None, ge=1, description="Images that stay together; batch_size unless given."
+        )
 
     def plan(self, domains: Sequence[Domain]) -> list[Segment]:
         """The pieces of all domains, slot by slot."""

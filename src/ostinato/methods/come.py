@@ -24,22 +24,6 @@ from ostinato.ops.trainable import norm_parameters
 from ostinato.registry import METHODS
 
 
-class ComeConfig(EntropyConfig):
-    """Settings of COME.
-
-    >>> ComeConfig().predict
-    'before'
-    """
-
-    inner: Literal["tent", "eta", "sar"] = Field("tent", description="whose rule it takes over")
-    lr: float = Field(1e-3, ge=0, description="learning rate for 64 images; follows the batch")
-    kappa: float = Field(0.4, gt=0, description="entropy bound of ETA and SAR, times ln C")
-    redundancy: float = Field(0.05, ge=0, description="ETA's bound on the cosine")
-    radius: float = Field(0.05, ge=0, description="how far SAR's climb goes")
-    recover_below: float = Field(0.2, description="average loss at which SAR starts over")
-    first_blocks: int = Field(9, ge=1, description="first blocks, whose norms SAR moves")
-
-
 @METHODS.register("come")
 class Come(Method):
     """Minimise the entropy of a Dirichlet opinion whose total evidence is held.
@@ -49,7 +33,21 @@ class Come(Method):
     torch.Size([8, 5])
     """
 
-    Config = ComeConfig
+    class Config(EntropyConfig):
+        """Settings of COME.
+
+        >>> Come.Config().predict
+        'before'
+        """
+
+        inner: Literal["tent", "eta", "sar"] = Field("tent", description="whose rule it takes over")
+        lr: float = Field(1e-3, ge=0, description="learning rate for 64 images; follows the batch")
+        kappa: float = Field(0.4, gt=0, description="entropy bound of ETA and SAR, times ln C")
+        redundancy: float = Field(0.05, ge=0, description="ETA's bound on the cosine")
+        radius: float = Field(0.05, ge=0, description="how far SAR's climb goes")
+        recover_below: float = Field(0.2, description="average loss at which SAR starts over")
+        first_blocks: int = Field(9, ge=1, description="first blocks, whose norms SAR moves")
+
     info = MethodInfo(
         title="COME",
         paper="Zhang et al., ICLR 2025",

@@ -18,22 +18,6 @@ from ostinato.ops.losses import entropy_threshold, softmax_entropy
 from ostinato.registry import METHODS
 
 
-class EcottaConfig(SgdConfig, WarmedConfig):
-    """Settings of EcoTTA.
-
-    >>> EcottaConfig().warm_held
-    0.2
-    """
-
-    lr: float = Field(5e-3, ge=0, description="learning rate")
-    parts: int = Field(4, ge=1, description="K: groups of blocks with a meta network each")
-    rank: int = Field(32, ge=1, description="width of a meta network's bottleneck")
-    kappa: float = Field(0.4, gt=0, description="entropy, in ln C, above which nothing is learned")
-    distillation: float = Field(0.5, ge=0, description="weight of the self-distilled term")
-    warm_lr: float = Field(5e-4, gt=0, description="learning rate of the preparation")
-    warm_held: float = Field(0.2, ge=0, lt=1, description="share of images that ends it in time")
-
-
 def distillation(adapted: Adapted) -> Tensor:
     """Sum over parts of the mean absolute difference to the frozen part's output."""
     return torch.stack([meta.gap for meta in adapted.parts()]).sum()
@@ -48,7 +32,25 @@ class Ecotta(Warmed):
     torch.Size([8, 5])
     """
 
-    Config = EcottaConfig
+    class Config(SgdConfig, WarmedConfig):
+        """Settings of EcoTTA.
+
+        >>> Ecotta.Config().warm_held
+        0.2
+        """
+
+        lr: float = Field(5e-3, ge=0, description="learning rate")
+        parts: int = Field(4, ge=1, description="K: groups of blocks with a meta network each")
+        rank: int = Field(32, ge=1, description="width of a meta network's bottleneck")
+        kappa: float = Field(
+            0.4, gt=0, description="entropy, in ln C, above which nothing is learned"
+        )
+        distillation: float = Field(0.5, ge=0, description="weight of the self-distilled term")
+        warm_lr: float = Field(5e-4, gt=0, description="learning rate of the preparation")
+        warm_held: float = Field(
+            0.2, ge=0, lt=1, description="share of images that ends it in time"
+        )
+
     info = MethodInfo(
         title="EcoTTA (our variant)",
         paper="Song et al., CVPR 2023",

@@ -26,17 +26,6 @@ _FLAT = 1e-8
 """Variance below which a feature counts as this wide."""
 
 
-class GainConfig(MethodConfig):
-    """Settings of GAIN.
-
-    >>> GainConfig().prior
-    3.0
-    """
-
-    prior: float = Field(3.0, gt=0, description="images that the classifier's row of a class is")
-    least: int = Field(16, ge=2, description="images of a batch below which the source answers")
-
-
 class Sums:
     """What class Gaussians rest on: images by class, their features, and spreads around means.
 
@@ -97,7 +86,18 @@ class Gain(Method):
     torch.Size([8, 5])
     """
 
-    Config = GainConfig
+    class Config(MethodConfig):
+        """Settings of GAIN.
+
+        >>> Gain.Config().prior
+        3.0
+        """
+
+        prior: float = Field(
+            3.0, gt=0, description="images that the classifier's row of a class is"
+        )
+        least: int = Field(16, ge=2, description="images of a batch below which the source answers")
+
     info = MethodInfo(
         title="GAIN (our reading)",
         paper="GAIN, 2026",

@@ -16,21 +16,6 @@ from ostinato.ops.trainable import norm_parameters
 from ostinato.registry import METHODS
 
 
-class RemConfig(MethodConfig):
-    """Settings of REM.
-
-    >>> RemConfig().skip
-    3
-    """
-
-    ratios: tuple[float, ...] = Field(
-        (0.0, 0.1, 0.2), description="shares of the most attended tokens masked, rising from 0"
-    )
-    weight: float = Field(1.0, ge=0, description="weight of the entropy ranking")
-    margin: float = Field(0.0, ge=0, description="ranking margin, as a share of ln C")
-    skip: int = Field(3, ge=0, description="last blocks whose norms stay as they are")
-
-
 def mask_consistency(views: list[Tensor]) -> Tensor:
     """Cross-entropy of every harder view against every easier one, which is not moved by it."""
     terms = [
@@ -61,7 +46,20 @@ class Rem(Method):
     torch.Size([8, 5])
     """
 
-    Config = RemConfig
+    class Config(MethodConfig):
+        """Settings of REM.
+
+        >>> Rem.Config().skip
+        3
+        """
+
+        ratios: tuple[float, ...] = Field(
+            (0.0, 0.1, 0.2), description="shares of the most attended tokens masked, rising from 0"
+        )
+        weight: float = Field(1.0, ge=0, description="weight of the entropy ranking")
+        margin: float = Field(0.0, ge=0, description="ranking margin, as a share of ln C")
+        skip: int = Field(3, ge=0, description="last blocks whose norms stay as they are")
+
     info = MethodInfo(
         title="REM",
         paper="Han et al., ICML 2025",

@@ -22,21 +22,6 @@ from ostinato.ops.teacher import Teacher
 from ostinato.registry import METHODS
 
 
-class RmtConfig(TeacherConfig):
-    """Settings of RMT.
-
-    >>> RmtConfig().prototypes
-    'weights'
-    """
-
-    lr: float = Field(0.01, ge=0, description="learning rate")
-    contrast: float = Field(1.0, ge=0, description="weight of the pull towards prototypes")
-    temperature: float = Field(0.1, gt=0, description="of the contrastive loss")
-    prototypes: Literal["weights", "source"] = Field(
-        "weights", description="rows of the classifier (source-free), or prepared class means"
-    )
-
-
 @METHODS.register("rmt")
 class Rmt(Method):
     """Agree with a slow teacher on the image and on a view of it, close to a class prototype.
@@ -46,7 +31,20 @@ class Rmt(Method):
     torch.Size([8, 5])
     """
 
-    Config = RmtConfig
+    class Config(TeacherConfig):
+        """Settings of RMT.
+
+        >>> Rmt.Config().prototypes
+        'weights'
+        """
+
+        lr: float = Field(0.01, ge=0, description="learning rate")
+        contrast: float = Field(1.0, ge=0, description="weight of the pull towards prototypes")
+        temperature: float = Field(0.1, gt=0, description="of the contrastive loss")
+        prototypes: Literal["weights", "source"] = Field(
+            "weights", description="rows of the classifier (source-free), or prepared class means"
+        )
+
     info = MethodInfo(
         title="RMT",
         paper="Döbler et al., CVPR 2023",

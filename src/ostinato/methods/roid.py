@@ -17,22 +17,6 @@ from ostinato.ops.trainable import norm_parameters
 from ostinato.registry import METHODS
 
 
-class RoidConfig(SgdConfig):
-    """Settings of ROID.
-
-    >>> RoidConfig().prior_correction
-    True
-    """
-
-    lr: float = Field(2.5e-4, ge=0, description="learning rate")
-    nesterov: bool = Field(True, description="Nesterov's form of the momentum, for sgd")
-    temperature: float = Field(1 / 3, gt=0, description="of the sample weights")
-    ensemble: float = Field(0.99, ge=0, le=1, description="share of the adapted weights kept")
-    mean_momentum: float = Field(0.9, ge=0, le=1, description="of the mean prediction")
-    consistency: bool = Field(True, description="agree with an augmented view")
-    prior_correction: bool = Field(True, description="correct predictions by the batch's prior")
-
-
 @METHODS.register("roid")
 class Roid(Method):
     """Learn from certain and diverse samples, and drift back to the source a little each step.
@@ -42,7 +26,21 @@ class Roid(Method):
     torch.Size([8, 5])
     """
 
-    Config = RoidConfig
+    class Config(SgdConfig):
+        """Settings of ROID.
+
+        >>> Roid.Config().prior_correction
+        True
+        """
+
+        lr: float = Field(2.5e-4, ge=0, description="learning rate")
+        nesterov: bool = Field(True, description="Nesterov's form of the momentum, for sgd")
+        temperature: float = Field(1 / 3, gt=0, description="of the sample weights")
+        ensemble: float = Field(0.99, ge=0, le=1, description="share of the adapted weights kept")
+        mean_momentum: float = Field(0.9, ge=0, le=1, description="of the mean prediction")
+        consistency: bool = Field(True, description="agree with an augmented view")
+        prior_correction: bool = Field(True, description="correct predictions by the batch's prior")
+
     info = MethodInfo(
         title="ROID",
         paper="Marsden et al., WACV 2024",

@@ -15,16 +15,6 @@ from ostinato.ops.snapshot import State
 from ostinato.registry import METHODS
 
 
-class T3aConfig(MethodConfig):
-    """Settings of T3A.
-
-    >>> T3aConfig().supports
-    20
-    """
-
-    supports: int = Field(20, ge=1, description="surest features kept for each class")
-
-
 class _Supports:
     """Features with their labels and entropies, the surest few of each class."""
 
@@ -78,7 +68,15 @@ class T3a(Method):
     torch.Size([8, 5])
     """
 
-    Config = T3aConfig
+    class Config(MethodConfig):
+        """Settings of T3A.
+
+        >>> T3a.Config().supports
+        20
+        """
+
+        supports: int = Field(20, ge=1, description="surest features kept for each class")
+
     info = MethodInfo(
         title="T3A",
         paper="Iwasawa and Matsuo, NeurIPS 2021",

@@ -20,22 +20,6 @@ from ostinato.registry import METHODS
 from ostinato.types import Decision
 
 
-class VdpConfig(MethodConfig):
-    """Settings of VDP.
-
-    >>> VdpConfig().damping
-    0.001
-    """
-
-    lr: float = Field(1e-3, ge=0, description="learning rate")
-    size: int = Field(56, ge=1, description="pixels along a prompt's side, as learned")
-    share: float = Field(0.25, gt=0, le=1, description="share of the image's side it covers")
-    ema: float = Field(0.999, ge=0, le=1, description="share of itself the teacher keeps")
-    homeostasis: float = Field(1.0, ge=0, description="weight of the domain-agnostic prompt's pull")
-    jump: float = Field(0.1, gt=0, description="fall of mean confidence that means a new domain")
-    damping: float = Field(1e-3, gt=0, description="keeps sensitivities finite")
-
-
 class _PromptedInput(nn.Module):
     """Pixels with both prompts upon them, into a frozen model.
 
@@ -120,7 +104,25 @@ class Vdp(Method):
     torch.Size([8, 5])
     """
 
-    Config = VdpConfig
+    class Config(MethodConfig):
+        """Settings of VDP.
+
+        >>> Vdp.Config().damping
+        0.001
+        """
+
+        lr: float = Field(1e-3, ge=0, description="learning rate")
+        size: int = Field(56, ge=1, description="pixels along a prompt's side, as learned")
+        share: float = Field(0.25, gt=0, le=1, description="share of the image's side it covers")
+        ema: float = Field(0.999, ge=0, le=1, description="share of itself the teacher keeps")
+        homeostasis: float = Field(
+            1.0, ge=0, description="weight of the domain-agnostic prompt's pull"
+        )
+        jump: float = Field(
+            0.1, gt=0, description="fall of mean confidence that means a new domain"
+        )
+        damping: float = Field(1e-3, gt=0, description="keeps sensitivities finite")
+
     info = MethodInfo(
         title="VDP",
         paper="Gan et al., AAAI 2023",

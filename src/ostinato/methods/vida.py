@@ -23,26 +23,6 @@ from ostinato.registry import METHODS
 from ostinato.types import Decision
 
 
-class VidaConfig(TeacherConfig, WarmedConfig):
-    """Settings of ViDA.
-
-    >>> VidaConfig(low_rank=2).high_rank
-    128
-    """
-
-    lr: float = Field(5e-7, ge=0, description="learning rate of the model")
-    adapter_lr: float = Field(2e-7, ge=0, description="learning rate of the adapters")
-    low_rank: int = Field(1, ge=1, description="rank of the domain-specific adapters")
-    high_rank: int = Field(128, ge=1, description="rank of the domain-agnostic adapters")
-    ema: float = Field(0.999, ge=0, le=1, description="share the teacher's model keeps")
-    adapter_ema: float = Field(0.8, ge=0, le=1, description="share the teacher's adapters keep")
-    views: int = Field(10, ge=2, description="augmented views an uncertainty is taken from")
-    uncertainty_scale: float = Field(0.1, gt=0, description="times the variance of the logits")
-    threshold: float = Field(0.2, ge=0, description="uncertainty from which the high rank leads")
-    restore: float = Field(0.0, ge=0, le=1, description="probability to restore a source value")
-    warm_held: float = Field(0.2, ge=0, lt=1, description="share of images that ends it in time")
-
-
 def scales_for(uncertainty: float, threshold: float) -> tuple[float, float]:
     """The low and the high rank's scale: an unsure model leans on the high rank.
 
@@ -62,7 +42,29 @@ class Vida(Warmed):
     torch.Size([8, 5])
     """
 
-    Config = VidaConfig
+    class Config(TeacherConfig, WarmedConfig):
+        """Settings of ViDA.
+
+        >>> Vida.Config(low_rank=2).high_rank
+        128
+        """
+
+        lr: float = Field(5e-7, ge=0, description="learning rate of the model")
+        adapter_lr: float = Field(2e-7, ge=0, description="learning rate of the adapters")
+        low_rank: int = Field(1, ge=1, description="rank of the domain-specific adapters")
+        high_rank: int = Field(128, ge=1, description="rank of the domain-agnostic adapters")
+        ema: float = Field(0.999, ge=0, le=1, description="share the teacher's model keeps")
+        adapter_ema: float = Field(0.8, ge=0, le=1, description="share the teacher's adapters keep")
+        views: int = Field(10, ge=2, description="augmented views an uncertainty is taken from")
+        uncertainty_scale: float = Field(0.1, gt=0, description="times the variance of the logits")
+        threshold: float = Field(
+            0.2, ge=0, description="uncertainty from which the high rank leads"
+        )
+        restore: float = Field(0.0, ge=0, le=1, description="probability to restore a source value")
+        warm_held: float = Field(
+            0.2, ge=0, lt=1, description="share of images that ends it in time"
+        )
+
     info = MethodInfo(
         title="ViDA",
         paper="Liu et al., ICLR 2024",

@@ -18,23 +18,6 @@ from ostinato.registry import METHODS
 from ostinato.types import Decision
 
 
-class ZoaConfig(VectorsConfig):
-    """Settings of ZOA.
-
-    >>> ZoaConfig().margin
-    0.01
-    """
-
-    lr: float = Field(5e-4, ge=0, description="learning rate of what is beside the mix")
-    probe: float = Field(0.02, gt=0, description="length of a trial step")
-    mix_lr: float = Field(0.01, ge=0, description="learning rate of the mix")
-    mix_probe: float = Field(0.05, gt=0, description="length of a trial step of the mix")
-    mix_scale: float = Field(10.0, gt=0, description="steepness of the mix")
-    weight: float = Field(30.0, ge=0, description="lambda of the gap to the source's features")
-    rate: float = Field(0.1, gt=0, le=1, description="share of a batch in the target's mean")
-    vectors: int = Field(32, ge=1, description="domain vectors kept; one of two alike is let go")
-
-
 @METHODS.register("zoa")
 class Zoa(Levelled):
     """One forward as it is, one a random step away; their losses tell which way to go.
@@ -44,7 +27,24 @@ class Zoa(Levelled):
     torch.Size([8, 5])
     """
 
-    Config = ZoaConfig
+    class Config(VectorsConfig):
+        """Settings of ZOA.
+
+        >>> Zoa.Config().margin
+        0.01
+        """
+
+        lr: float = Field(5e-4, ge=0, description="learning rate of what is beside the mix")
+        probe: float = Field(0.02, gt=0, description="length of a trial step")
+        mix_lr: float = Field(0.01, ge=0, description="learning rate of the mix")
+        mix_probe: float = Field(0.05, gt=0, description="length of a trial step of the mix")
+        mix_scale: float = Field(10.0, gt=0, description="steepness of the mix")
+        weight: float = Field(30.0, ge=0, description="lambda of the gap to the source's features")
+        rate: float = Field(0.1, gt=0, le=1, description="share of a batch in the target's mean")
+        vectors: int = Field(
+            32, ge=1, description="domain vectors kept; one of two alike is let go"
+        )
+
     info = MethodInfo(
         title="ZOA",
         paper="Deng et al., ACM MM 2025",

@@ -208,7 +208,7 @@ def _look_up(spec: Spec) -> MethodConfig:
     kind, shape = METHODS[spec.method], STREAMS[spec.stream]
     check_model(spec)
     options = {**_with_default_data(spec), "batch_size": spec.batch_size}
-    shown = shape.config_class.parse(options)
+    shown = shape.Config.parse(options)
     if spec.cosine and shown.reset != "never":
         raise ConfigError(
             "cosine anneals over the whole stream, reset=domain starts over within it: leave one "
@@ -305,14 +305,14 @@ def _other_preset(kind: type[Method], need: Need) -> str:
 def _with_default_data(spec: Spec) -> dict[str, Any]:
     """The embedded model's own images, where a stream takes any data set and none is named."""
     options = dict(spec.data)
-    takes_any = issubclass(STREAMS[spec.stream].config_class, DomainsConfig)
+    takes_any = issubclass(STREAMS[spec.stream].Config, DomainsConfig)
     if takes_any and spec.model == EMBEDDED and spec.roots is None:
         options.setdefault("dataset", EMBEDDED)
     return options
 
 
 def _named(spec: Spec, options: dict[str, Any]) -> tuple[str, ...]:
-    if not issubclass(STREAMS[spec.stream].config_class, DomainsConfig):
+    if not issubclass(STREAMS[spec.stream].Config, DomainsConfig):
         return _PLUS
     written = [d.partition(":")[0] for d in options.get("domains") or () if ":" in d]
     return (options.get("dataset", "imagenet-c"), *written)

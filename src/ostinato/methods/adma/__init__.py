@@ -18,22 +18,6 @@ from ostinato.registry import METHODS
 from ostinato.types import Decision
 
 
-class AdmaConfig(MethodConfig):
-    """Settings of ADMA.
-
-    >>> AdmaConfig().restore
-    0.01
-    """
-
-    lr: float = Field(1e-5, ge=0, description="learning rate")
-    ratio: float = Field(0.5, gt=0, lt=1, description="share of the tokens that is masked")
-    views: int = Field(10, ge=2, description="augmented views an uncertainty is taken from")
-    bins: int = Field(9, ge=1, description="directions of the reconstructed gradients")
-    cell: int = Field(8, ge=1, description="pixels along the side of a histogram's cell")
-    reconstruction: float = Field(0.5, ge=0, description="weight of the reconstruction")
-    restore: float = Field(0.01, ge=0, le=1, description="probability to restore a source value")
-
-
 def uncertainty(views: Tensor) -> Tensor:
     """Per token, the variance over views of its mean value.
 
@@ -52,7 +36,23 @@ class Adma(Method):
     torch.Size([8, 5])
     """
 
-    Config = AdmaConfig
+    class Config(MethodConfig):
+        """Settings of ADMA.
+
+        >>> Adma.Config().restore
+        0.01
+        """
+
+        lr: float = Field(1e-5, ge=0, description="learning rate")
+        ratio: float = Field(0.5, gt=0, lt=1, description="share of the tokens that is masked")
+        views: int = Field(10, ge=2, description="augmented views an uncertainty is taken from")
+        bins: int = Field(9, ge=1, description="directions of the reconstructed gradients")
+        cell: int = Field(8, ge=1, description="pixels along the side of a histogram's cell")
+        reconstruction: float = Field(0.5, ge=0, description="weight of the reconstruction")
+        restore: float = Field(
+            0.01, ge=0, le=1, description="probability to restore a source value"
+        )
+
     info = MethodInfo(
         title="ADMA (Continual-MAE)",
         paper="Liu et al., CVPR 2024",

@@ -28,27 +28,6 @@ from ostinato.types import Decision
 DOMAINS = ("source", "dark", "haze", "blur")
 
 
-class BecottaConfig(WarmedConfig):
-    """Settings of BECoTTA.
-
-    >>> BecottaConfig(rank=4).experts
-    6
-    """
-
-    lr: float = Field(6e-7, ge=0, description="learning rate")
-    experts: int = Field(6, ge=1, description="experts after a block")
-    chosen: int = Field(3, ge=1, description="K: experts that run for an image")
-    rank: int = Field(6, ge=1, description="width of an expert's bottleneck")
-    confidence: float = Field(0.69, ge=0, lt=1, description="from which a single view is trusted")
-    scales: tuple[float, ...] = Field(
-        (0.5, 0.75, 1.0, 1.25), description="of the views, flipped too"
-    )
-    restore: float = Field(0.01, ge=0, le=1, description="probability to restore a warmed value")
-    information: float = Field(5e-4, ge=0, description="weight of the mutual information, warming")
-    warm_lr: float = Field(6e-5, gt=0, description="learning rate of the preparation")
-    warm_batch: int = Field(8, ge=1, description="images per update of the preparation")
-
-
 def as_domain(pixels: Tensor, domain: int) -> Tensor:
     """A source image as it might look in one of the warm-up's domains."""
     if DOMAINS[domain] == "dark":
@@ -75,7 +54,32 @@ class Becotta(Warmed):
     torch.Size([8, 5])
     """
 
-    Config = BecottaConfig
+    class Config(WarmedConfig):
+        """Settings of BECoTTA.
+
+        >>> Becotta.Config(rank=4).experts
+        6
+        """
+
+        lr: float = Field(6e-7, ge=0, description="learning rate")
+        experts: int = Field(6, ge=1, description="experts after a block")
+        chosen: int = Field(3, ge=1, description="K: experts that run for an image")
+        rank: int = Field(6, ge=1, description="width of an expert's bottleneck")
+        confidence: float = Field(
+            0.69, ge=0, lt=1, description="from which a single view is trusted"
+        )
+        scales: tuple[float, ...] = Field(
+            (0.5, 0.75, 1.0, 1.25), description="of the views, flipped too"
+        )
+        restore: float = Field(
+            0.01, ge=0, le=1, description="probability to restore a warmed value"
+        )
+        information: float = Field(
+            5e-4, ge=0, description="weight of the mutual information, warming"
+        )
+        warm_lr: float = Field(6e-5, gt=0, description="learning rate of the preparation")
+        warm_batch: int = Field(8, ge=1, description="images per update of the preparation")
+
     info = MethodInfo(
         title="BECoTTA",
         paper="Lee et al., ICML 2024",

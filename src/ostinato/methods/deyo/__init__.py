@@ -16,23 +16,6 @@ from ostinato.ops.trainable import norm_parameters
 from ostinato.registry import METHODS
 
 
-class DeyoConfig(EntropyConfig):
-    """Settings of DeYO.
-
-    >>> DeyoConfig().predict
-    'before'
-    """
-
-    lr: float = Field(1e-3, ge=0, description="learning rate for 64 images; follows the batch")
-    kappa: float = Field(0.5, gt=0, description="entropy bound, times ln C")
-    kappa_weight: float = Field(0.4, gt=0, description="entropy of weight one, times ln C")
-    plpd: float = Field(0.2, description="smallest fall of the label's probability by shuffling")
-    grid: int = Field(4, ge=1, description="patches per side that are shuffled")
-    first_blocks: int | None = Field(
-        9, ge=1, description="blocks whose norms move; None: every norm"
-    )
-
-
 @METHODS.register("deyo")
 class Deyo(Method):
     """Adapt on samples that are sure and become unsure when their patches are shuffled.
@@ -42,7 +25,24 @@ class Deyo(Method):
     torch.Size([8, 5])
     """
 
-    Config = DeyoConfig
+    class Config(EntropyConfig):
+        """Settings of DeYO.
+
+        >>> Deyo.Config().predict
+        'before'
+        """
+
+        lr: float = Field(1e-3, ge=0, description="learning rate for 64 images; follows the batch")
+        kappa: float = Field(0.5, gt=0, description="entropy bound, times ln C")
+        kappa_weight: float = Field(0.4, gt=0, description="entropy of weight one, times ln C")
+        plpd: float = Field(
+            0.2, description="smallest fall of the label's probability by shuffling"
+        )
+        grid: int = Field(4, ge=1, description="patches per side that are shuffled")
+        first_blocks: int | None = Field(
+            9, ge=1, description="blocks whose norms move; None: every norm"
+        )
+
     info = MethodInfo(
         title="DeYO",
         paper="Lee et al., ICLR 2024",

@@ -33,25 +33,10 @@ _STILL = 1e-3
 """A block that has moved less than this share stays as it is."""
 
 
-class PeaConfig(MethodConfig):
-    """Settings of PEA.
-
-    >>> PeaConfig(views=0).crop
-    0.9
-    """
-
-    rate: float = Field(0.02, gt=0, le=1, description="share of a batch in the target's moments")
-    smoothing: float = Field(0.2, gt=0, le=1, description="of the drift and of the entropy")
-    jump: float = Field(4.0, gt=0, description="times the usual drift: moments start afresh")
-    entropy_jump: float = Field(1.0, gt=0, description="nats above the usual: all starts afresh")
-    views: int = Field(2, ge=0, le=3, description="of crop, mirror image and both, beside it")
-    crop: float = Field(0.9, gt=0, le=1, description="side of the crop")
-
-
 class _Drift:
     """The target's moments of each block, and how much they usually change from batch to batch."""
 
-    def __init__(self, config: PeaConfig) -> None:
+    def __init__(self, config: Pea.Config) -> None:
         self.config = config
         self.moments: dict[int, TokenMoments] = {}
         self.usual: dict[int, float] = {}
@@ -106,7 +91,24 @@ class Pea(Method):
     torch.Size([8, 5])
     """
 
-    Config = PeaConfig
+    class Config(MethodConfig):
+        """Settings of PEA.
+
+        >>> Pea.Config(views=0).crop
+        0.9
+        """
+
+        rate: float = Field(
+            0.02, gt=0, le=1, description="share of a batch in the target's moments"
+        )
+        smoothing: float = Field(0.2, gt=0, le=1, description="of the drift and of the entropy")
+        jump: float = Field(4.0, gt=0, description="times the usual drift: moments start afresh")
+        entropy_jump: float = Field(
+            1.0, gt=0, description="nats above the usual: all starts afresh"
+        )
+        views: int = Field(2, ge=0, le=3, description="of crop, mirror image and both, beside it")
+        crop: float = Field(0.9, gt=0, le=1, description="side of the crop")
+
     info = MethodInfo(
         title="PEA",
         paper="Ma et al., ICLR 2026",

@@ -18,29 +18,6 @@ from ostinato.registry import METHODS
 from ostinato.types import Decision
 
 
-class SvdpConfig(MethodConfig):
-    """Settings of SVDP.
-
-    >>> SvdpConfig(sparsity=0.01).ema
-    0.999
-    """
-
-    lr: float = Field(3e-4, ge=0, description="learning rate of the model")
-    prompt_lr: float = Field(1e-2, ge=0, description="learning rate of the prompt")
-    height: int = Field(540, ge=1, description="rows of the prompt, as learned")
-    width: int = Field(960, ge=1, description="columns of the prompt, as learned")
-    sparsity: float = Field(1e-3, gt=0, le=1, description="share of the pixels with a prompt")
-    ema: float = Field(0.999, ge=0, le=1, description="share of itself the teacher keeps")
-    prompt_scale: float = Field(0.1, ge=0, description="less of it per mean uncertainty, prompt's")
-    passes: int = Field(10, ge=2, description="dropout passes an uncertainty is taken from")
-    dropout: float = Field(0.5, gt=0, lt=1, description="share of features dropped in them")
-    confidence: float = Field(0.69, ge=0, lt=1, description="from which a single view is trusted")
-    scales: tuple[float, ...] = Field(
-        (0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0), description="of the views, each also flipped"
-    )
-    restore: float = Field(0.01, ge=0, le=1, description="probability to restore a source value")
-
-
 class SparsePrompt(nn.Module):
     """A model that sees its input with learned values upon some pixels.
 
@@ -97,7 +74,34 @@ class Svdp(Method):
     torch.Size([8, 5])
     """
 
-    Config = SvdpConfig
+    class Config(MethodConfig):
+        """Settings of SVDP.
+
+        >>> Svdp.Config(sparsity=0.01).ema
+        0.999
+        """
+
+        lr: float = Field(3e-4, ge=0, description="learning rate of the model")
+        prompt_lr: float = Field(1e-2, ge=0, description="learning rate of the prompt")
+        height: int = Field(540, ge=1, description="rows of the prompt, as learned")
+        width: int = Field(960, ge=1, description="columns of the prompt, as learned")
+        sparsity: float = Field(1e-3, gt=0, le=1, description="share of the pixels with a prompt")
+        ema: float = Field(0.999, ge=0, le=1, description="share of itself the teacher keeps")
+        prompt_scale: float = Field(
+            0.1, ge=0, description="less of it per mean uncertainty, prompt's"
+        )
+        passes: int = Field(10, ge=2, description="dropout passes an uncertainty is taken from")
+        dropout: float = Field(0.5, gt=0, lt=1, description="share of features dropped in them")
+        confidence: float = Field(
+            0.69, ge=0, lt=1, description="from which a single view is trusted"
+        )
+        scales: tuple[float, ...] = Field(
+            (0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0), description="of the views, each also flipped"
+        )
+        restore: float = Field(
+            0.01, ge=0, le=1, description="probability to restore a source value"
+        )
+
     info = MethodInfo(
         title="SVDP",
         paper="Yang et al., AAAI 2024",
