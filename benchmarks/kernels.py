@@ -31,7 +31,7 @@ from ostinato.experts.stack import Layout, Stack, StackPass
 from ostinato.methods.ostinato._step import LearningPass
 from ostinato.ops import kernels
 from ostinato.speed._traffic import Traffic
-from ostinato.speed.ways import Setting, make_way, ours, trusting
+from ostinato.speed._ways import Setting, make_way, ours, trusting
 
 GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"

@@ -27,7 +27,7 @@ from ostinato.errors import OstinatoError
 from ostinato.ops.processes import Processes
 from ostinato.ops.statistics import SourceStatistics
 from ostinato.registry import METHODS
-from ostinato.speed.ways import trusting
+from ostinato.speed._ways import trusting
 
 bench = runpy.run_path(str(Path(__file__).parents[1] / "benchmarks" / "wide.py"))
 Case, parts = bench["Case"], bench["parts"]

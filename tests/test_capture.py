@@ -22,7 +22,7 @@ from ostinato.methods.ostinato import _turns as turns
 from ostinato.methods.ostinato._answers import Answers
 from ostinato.methods.ostinato._published import Placed
 from ostinato.ops import kernels
-from ostinato.speed.ways import trusting
+from ostinato.speed._ways import trusting
 
 kit = runpy.run_path(str(Path(__file__).with_name("_ostinato_small.py")))
 clean, shifted = kit["clean"], kit["shifted"]

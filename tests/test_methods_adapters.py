@@ -11,14 +11,14 @@ from torch import Tensor, nn
 from ostinato.api import adapt, prepare, unwrap
 from ostinato.checks import CLASSES, small_batches, small_model
 from ostinato.errors import ConfigError, MissingResource, StateError, TargetError
+from ostinato.methods._adapters import TwoRanks, attention_linears, beside_parts
+from ostinato.methods._warmup import warm_up
 from ostinato.methods.base import Method
 from ostinato.methods.ecotta import distillation
 from ostinato.methods.vida import scales_for
-from ostinato.ops.adapters import TwoRanks, attention_linears, beside_parts
 from ostinato.ops.consistency import symmetric_cross_entropy
 from ostinato.ops.losses import softmax_entropy
 from ostinato.ops.snapshot import State
-from ostinato.ops.warmup import warm_up
 
 
 def seeded() -> torch.Generator:

@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from ostinato.api import adapt
 from ostinato.checks import small_batches, small_model
 from ostinato.errors import TargetError
+from ostinato.methods._masking import ClassAttention, blanked, kept, least_attended, most_uncertain
 from ostinato.methods.adma import uncertainty
 from ostinato.methods.adma._hog import oriented_gradients, patch_targets
 from ostinato.methods.rem import entropy_ranking, mask_consistency
 from ostinato.models import logits_of
 from ostinato.ops.features import prefix_tokens
-from ostinato.ops.masking import ClassAttention, blanked, kept, least_attended, most_uncertain
 from ostinato.ops.prompts import inserted
 from ostinato.ops.tokens import entering, final_tokens, find_patches, leaving
 

@@ -13,11 +13,11 @@ from torch import Tensor
 from ostinato.api import adapt, prepare
 from ostinato.checks import CLASSES, small_batches, small_model
 from ostinato.errors import MissingResource, StateError
+from ostinato.methods._anchor import Moments
+from ostinato.methods._pools import PromptPool, class_weights, domain_weights, linked_groups
 from ostinato.methods.dpcore import coreset_weights
 from ostinato.methods.vdp import Homeostasis
-from ostinato.ops.anchor import Moments
 from ostinato.ops.heads import final_features
-from ostinato.ops.pools import PromptPool, class_weights, domain_weights, linked_groups
 from ostinato.ops.prompts import fresh_prompt, inserted, paste
 from ostinato.ops.snapshot import State
 

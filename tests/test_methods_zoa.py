@@ -9,9 +9,9 @@ from torch.nn import functional as F
 from ostinato import adapt
 from ostinato.api import prepare
 from ostinato.checks import check_method, small_batches, small_model
+from ostinato.methods._vectors import DomainVectors
 from ostinato.methods.zoa import two_sided
 from ostinato.models import VisionModel
-from ostinato.ops.vectors import DomainVectors
 
 
 def build(**settings):

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from ostinato.methods.ostinato._timing import MARGIN
-from ostinato.speed.ways import trusting
+from ostinato.speed._ways import trusting
 
 kit = runpy.run_path(str(Path(__file__).with_name("_ostinato_small.py")))
 build, shifted = kit["build"], kit["shifted"]

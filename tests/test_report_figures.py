@@ -26,7 +26,7 @@ from ostinato.report.style import spread, theme
 from ostinato.report.timeline import visits
 from ostinato.scoring.metrics import calibration_error, reliability
 from ostinato.scoring.record import Record
-from ostinato.scoring.routing import domains_over_time
+from ostinato.scoring.summary import domains_over_time
 
 make_run = runpy.run_path(str(Path(__file__).with_name("_report_runs.py")))["make_run"]
 FDD = {"discriminator": {"descriptor": "low"}}

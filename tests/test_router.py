@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from ostinato.domains._parting import parts
+from ostinato.domains._splitting import split_off
 from ostinato.domains.router import Router
-from ostinato.domains.splitting import LEAST, split_off
-from ostinato.domains.verdict import FAR, SOURCE, fresh
+from ostinato.domains.verdict import FAR, LEAST, SOURCE, fresh
 from ostinato.errors import StateError
 from ostinato.ops.snapshot import State
 from ostinato.ops.whitening import Content, bend, even, held_out, shrunk, whitener, within

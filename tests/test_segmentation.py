@@ -21,9 +21,9 @@ from ostinato.data.datasets.array import ArrayDataset
 from ostinato.data.datasets.base import open_dataset
 from ostinato.data.streams import Stream, build_stream
 from ostinato.errors import ConfigError, DataError, OstinatoError
+from ostinato.methods._warmup import warm_up
 from ostinato.methods.contract import resolve_config
 from ostinato.models.dense import MultiView, SlidingWindow
-from ostinato.ops.warmup import warm_up
 from ostinato.registry import METHODS
 from ostinato.running.job import open_job
 from ostinato.running.provenance import spec_hash

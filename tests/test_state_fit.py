@@ -17,11 +17,11 @@ from torch import Tensor
 import ostinato
 from ostinato.checks import small_batches, small_model
 from ostinato.errors import StateError
+from ostinato.methods._pools import PromptPool
 from ostinato.methods.base import Method
 from ostinato.ops import snapshot
 from ostinato.ops.classmean import ClassMean
 from ostinato.ops.expect import Like, check_part, check_state, exactly, listed, number, optional
-from ostinato.ops.pools import PromptPool
 from ostinato.ops.snapshot import State, load_state, save_state
 
 METHODS = {"tent": {}, "cotta": {}, "rotta": {"capacity": 4}, "vdp": {"size": 4}, "sar": {}}

@@ -21,8 +21,8 @@ from ostinato.scoring.metrics import class_iou, mean_iou
 from ostinato.scoring.record import Record
 from ostinato.scoring.summary import summarise
 from ostinato.tables._cells import class_block
+from ostinato.tables._render import TableResult, to_json, to_markdown
 from ostinato.tables.printed import printed
-from ostinato.tables.render import TableResult, to_json, to_markdown
 from ostinato.tables.tables import METHODS_ACDC
 
 COUNTS = hnp.arrays(np.int64, st.integers(1, 5).map(lambda n: (n, n)), elements=st.integers(0, 9))

@@ -164,7 +164,7 @@ def test_unknown_names_offer_the_nearest() -> None:
 def test_reading_results_does_not_load_torch() -> None:
     code = (
         "import sys, ostinato.tables.printed, ostinato.scoring.compare, ostinato.running.results;"
-        "import ostinato.scoring.forgetting, ostinato.scoring.routing;"
+        "import ostinato.scoring.forgetting, ostinato.scoring._routing;"
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -16,8 +16,8 @@ from ostinato.errors import ConfigError, DataError
 from ostinato.scoring.compare import Interval
 from ostinato.trial._advice import Outcome, advise
 from ostinato.trial._images import ORDINARY, Pictures, answers, corrupted, split, take_images
+from ostinato.trial._plan import FEW, all_traffic, few_classes
 from ostinato.trial.command import trial
-from ostinato.trial.plan import FEW, all_traffic, few_classes
 from ostinato.trial.setting import Request, read_question
 
 

@@ -64,7 +64,7 @@ def prepare_command(
     """
     from ostinato.methods.contract import choose_method
     from ostinato.models.loading import check_model, load_model
-    from ostinato.running.fit import resolve_device
+    from ostinato.running.devices import resolve_device
     from ostinato.running.source_images import load_source, open_source
     from ostinato.running.spec import Spec, parse_pairs
 

@@ -65,10 +65,9 @@ def speed_command(
     import torch
 
     from ostinato.ops.files import check_writable
-    from ostinato.running.fit import resolve_device
+    from ostinato.running.devices import resolve_device
     from ostinato.speed.measure import measure_routing, measure_speed, measure_stream
     from ostinato.speed.operators import profiler
-    from ostinato.speed.ways import USUAL
 
     for path in (profile, plot):
         if path is not None:
@@ -88,11 +87,11 @@ def speed_command(
     if images is not None:
         print(f"images are parts of the photographs below {images}")
     print(f"each batch is new images; medians of {steps} batches each, taken in turns; new: means")
-    chosen = USUAL if not ways else () if ways == ("none",) else ways
+    chosen = None if not ways else () if ways == ("none",) else ways
     drawn: dict[str, list[Any]] = {}
     for count in batch_size:
         more = shared | {"batch_size": count}
-        for known in domains if chosen else ():
+        for known in domains if chosen != () else ():
             write = profiler(profile, f"batch {count}, {known} domains") if profile else None
             found = measure_speed(
                 make_model, **more, steps=steps, ways=chosen, domains=known, mixed=mixed,

@@ -65,8 +65,7 @@ def trial_command(
         out: the trial's folder; an interrupted trial there goes on.
     """
     from ostinato.trial.command import show, trial
-    from ostinato.trial.plan import PEERS
-    from ostinato.trial.setting import Request
+    from ostinato.trial.setting import PEERS, Request
 
     if images is None:
         if model != "embedded":

@@ -12,8 +12,8 @@ from typing import Any
 from ostinato import __version__
 from ostinato.demo._plan import Plan, Row
 from ostinato.errors import ConfigError, DataError, OstinatoError
+from ostinato.running.chain import RecordChain
 from ostinato.running.results import RunFolder
-from ostinato.running.run_files import RecordChain
 from ostinato.running.spec import Spec
 from ostinato.scoring.record import Record
 from ostinato.scoring.summary import Summary

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from ostinato.domains import _twofold as twofold
 from ostinato.domains._distances import between
-from ostinato.domains.splitting import LEAST
-from ostinato.domains.verdict import View, squared
+from ostinato.domains.verdict import LEAST, View, squared
 
 TWO = 2.6
 """Deviations between the images of two domains, in their own directions, that keep them two."""

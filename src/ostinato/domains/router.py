@@ -19,9 +19,9 @@ from torch import Tensor
 
 from ostinato.domains._distances import between
 from ostinato.domains._merging import likest, nearest
+from ostinato.domains._routing_state import NAMES, PER_DOMAIN, expected_routing, read_routing
+from ostinato.domains._splitting import LATEST, split_off
 from ostinato.domains._traffic import alone, later, staying
-from ostinato.domains.routing_state import NAMES, expected_routing, read_routing
-from ostinato.domains.splitting import LATEST, split_off
 from ostinato.domains.verdict import SOURCE, Change, Known, blended, fresh, squared
 from ostinato.ops.expect import Expected
 from ostinato.ops.snapshot import State
@@ -60,6 +60,9 @@ class Router(Known):
     >>> router.view().decide(router.content.place(clean[40:43] + 2)).ids.tolist()
     [1, 1, 1]
     """
+
+    per_domain = PER_DOMAIN
+    """Tensors of a state that have a row for every domain."""
 
     def __init__(
         self,

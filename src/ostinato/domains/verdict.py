@@ -13,6 +13,8 @@ from torch import Tensor
 from ostinato.ops.whitening import Content
 
 SOURCE = 0
+LEAST = 8
+"""Images that found a domain at the least, where they lie far away."""
 FAR = 5.0
 """Times a domain's usual squared distance beyond which an image belongs to none."""
 DEGREES = 48.0

@@ -9,11 +9,11 @@ from pydantic import Field
 from torch import Tensor
 
 from ostinato.methods._settings import VectorsConfig
+from ostinato.methods._shifts import ShiftDetector
+from ostinato.methods._vectors import DomainVectors, assign, flat, parts
 from ostinato.methods._wrapping import Wrapping
 from ostinato.methods.base import Input, Method, MethodConfig, MethodInfo, Objective
 from ostinato.methods.contract import resolve_config
-from ostinato.ops.shifts import ShiftDetector
-from ostinato.ops.vectors import DomainVectors, assign, flat, parts
 from ostinato.registry import METHODS
 from ostinato.types import Decision
 

@@ -10,12 +10,12 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from ostinato.methods._anchor import Moments, prompted_features
 from ostinato.methods._anchored import Anchored
+from ostinato.methods._pools import PromptPool
 from ostinato.methods._settings import PromptsConfig
 from ostinato.methods.base import Input, MethodInfo, Objective
-from ostinato.ops.anchor import Moments, prompted_features
 from ostinato.ops.heads import select_classes
-from ostinato.ops.pools import PromptPool
 from ostinato.ops.prompts import fresh_prompt
 from ostinato.registry import METHODS
 from ostinato.types import Decision

@@ -8,11 +8,11 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from ostinato.methods._adapters import Adapted, beside_parts
 from ostinato.methods._settings import SgdConfig, WarmedConfig
 from ostinato.methods._warmed import Warmed
 from ostinato.methods.base import Input, MethodInfo, Objective
 from ostinato.models import VisionModel
-from ostinato.ops.adapters import Adapted, beside_parts
 from ostinato.ops.consistency import masked_mean
 from ostinato.ops.losses import entropy_threshold, softmax_entropy
 from ostinato.registry import METHODS

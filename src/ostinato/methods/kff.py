@@ -9,14 +9,14 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from ostinato.methods._anchor import Moments, prompted_features
 from ostinato.methods._anchored import Anchored
+from ostinato.methods._pools import PromptPool, class_weights, domain_weights
 from ostinato.methods._settings import PromptsConfig
 from ostinato.methods.base import Input, MethodInfo, Objective
-from ostinato.ops.anchor import Moments, prompted_features
 from ostinato.ops.heads import find_head, select_classes, spread_classes
 from ostinato.ops.losses import softmax_entropy
 from ostinato.ops.optim import make_optimizer
-from ostinato.ops.pools import PromptPool, class_weights, domain_weights
 from ostinato.ops.prompts import fresh_prompt
 from ostinato.registry import METHODS
 from ostinato.types import Decision

@@ -8,10 +8,10 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from ostinato.methods._masking import ClassAttention, kept, least_attended
 from ostinato.methods.base import Input, Method, MethodConfig, MethodInfo, Objective
 from ostinato.ops.blocks import find_blocks
 from ostinato.ops.losses import softmax_entropy
-from ostinato.ops.masking import ClassAttention, kept, least_attended
 from ostinato.ops.trainable import norm_parameters
 from ostinato.registry import METHODS
 

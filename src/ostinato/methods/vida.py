@@ -8,11 +8,11 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from ostinato.methods._adapters import Adapted, beside_attention
 from ostinato.methods._settings import TeacherConfig, WarmedConfig
 from ostinato.methods._warmed import Warmed
 from ostinato.methods.base import Input, MethodInfo, Objective
 from ostinato.models import VisionModel
-from ostinato.ops.adapters import Adapted, beside_attention
 from ostinato.ops.augment import cotta_view
 from ostinato.ops.consistency import symmetric_cross_entropy
 from ostinato.ops.heads import select_classes

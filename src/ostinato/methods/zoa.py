@@ -8,12 +8,12 @@ from torch import Tensor, nn
 
 from ostinato.methods._levelled import Levelled
 from ostinato.methods._settings import VectorsConfig
+from ostinato.methods._shifts import ShiftDetector
+from ostinato.methods._vectors import DomainVectors, assign, flat, parts
 from ostinato.methods.base import Input, MethodInfo, Objective
 from ostinato.ops.heads import select_classes
 from ostinato.ops.losses import softmax_entropy
-from ostinato.ops.shifts import ShiftDetector
 from ostinato.ops.trainable import norm_parameters
-from ostinato.ops.vectors import DomainVectors, assign, flat, parts
 from ostinato.registry import METHODS
 from ostinato.types import Decision
 

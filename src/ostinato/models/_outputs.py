@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from ostinato.errors import InputError
+from ostinato.errors import ConfigError, InputError, OstinatoError
+
+if TYPE_CHECKING:
+    from ostinato.models._vision import VisionModel
 
 _LEAST = 1e-6
 """The least score whose logarithm is taken."""
@@ -66,6 +69,22 @@ def check_logits(logits: Tensor) -> int:
         "(batch, classes), a segmenter (batch, classes, height, width); detectors and others that "
         "give neither cannot be adapted. Wrap it in a module that returns one of the two."
     )
+
+
+def count_outputs(vision: VisionModel, image: Tensor, name: str, advice: str) -> int:
+    """Show a model one image; how many outputs it has, or what to choose where it cannot."""
+    try:
+        with torch.no_grad():
+            return int(vision(vision.check(image)).shape[1])
+    except (RuntimeError, AssertionError, ValueError) as problem:
+        error: BaseException = problem
+        if isinstance(error, OstinatoError) and error.__cause__ is None:
+            raise
+        error = error.__cause__ or error
+        size = "×".join(str(n) for n in image.shape[2:])
+        raise ConfigError(
+            f"{name} does not take {size} images ({str(error)[:120]}). Choose {advice}."
+        ) from None
 
 
 def _part(output: Any, key: str) -> Any:

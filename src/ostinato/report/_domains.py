@@ -23,7 +23,7 @@ from ostinato.report.style import (
 )
 from ostinato.report.timeline import by_stream, draw_visits, longest, visits
 from ostinato.scoring.record import Record
-from ostinato.scoring.routing import domains_over_time
+from ostinato.scoring.summary import domains_over_time
 
 _PANELS = 8
 """Most variants whose timeline is drawn."""

@@ -33,16 +33,10 @@ from ostinato.ops.processes import ALONE, Processes
 from ostinato.ops.snapshot import State, load_state, save_state
 from ostinato.ops.statistics import SourceStatistics
 from ostinato.registry import METHODS, STREAMS
-from ostinato.running.fit import (
-    check_device,
-    check_fit,
-    check_roots,
-    check_task,
-    name_device,
-    rows_of,
-)
+from ostinato.running._fit import check_fit, check_roots, check_task, rows_of
+from ostinato.running._run_files import alone
+from ostinato.running.devices import check_device, name_device
 from ostinato.running.provenance import hash_names, hash_tensors, spec_hash
-from ostinato.running.run_files import alone
 from ostinato.running.spec import CheckedSpec, Spec
 
 _PREPARED = "prepared.safetensors"

@@ -28,8 +28,8 @@ from numpy.typing import NDArray
 
 from ostinato.errors import DataError
 from ostinato.ops.files import write_atomically
+from ostinato.running._run_files import read_json, seal, unseal, write_json
 from ostinato.running.results import RunFolder
-from ostinato.running.run_files import read_json, seal, unseal, write_json
 from ostinato.scoring.metrics import IGNORE, mean_iou
 
 if TYPE_CHECKING:

@@ -19,9 +19,9 @@ from ostinato.data.opening import Opener
 from ostinato.data.segments import Domain, shuffled
 from ostinato.data.stand_ins import EMBEDDED, TUNE, stand_in
 from ostinato.errors import ConfigError, DataError, did_you_mean
-from ostinato.models import Normalize, VisionModel
+from ostinato.models import Normalize, VisionModel, count_outputs
 from ostinato.registry import DATASETS
-from ostinato.running.fit import count_outputs, match_folders
+from ostinato.running._fit import match_folders
 
 _USUAL = 500
 """Images that are taken where no number is given and there are as many."""

@@ -14,11 +14,10 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from ostinato.scale._calls import Call, Reply
 from ostinato.scale._front import Front
 from ostinato.scale._front_metrics import merged
-from ostinato.serve.app import bare_app, caller_of, needs, roles_of
+from ostinato.serve.app import PULSE, After, Most, add_page, bare_app, caller_of, needs, roles_of
 from ostinato.serve.errors import add_handlers
 from ostinato.serve.guard import Guard
 from ostinato.serve.keys import Keys
-from ostinato.serve.routes_read import PULSE, After, Most
 from ostinato.serve.schema import StreamRequest
 from ostinato.serve.settings import check_name
 from ostinato.serve.store import Store
@@ -206,7 +205,6 @@ def make_front_app(front: Front, store: Store, opened: Callable[[], Any] | None 
         store: the index, to read.
         opened: awaited once all shards answer.
     """
-    from ostinato.serve import routes_page
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -220,7 +218,7 @@ def make_front_app(front: Front, store: Store, opened: Callable[[], Any] | None 
     keys = Keys(store)
     app.state.fleet, app.state.keys, app.state.store = front, keys, store
     app.include_router(router)
-    app.include_router(routes_page.router)
+    add_page(app)
     add_handlers(app)
 
     def counted(scope: Any, status: int, seconds: float) -> None:

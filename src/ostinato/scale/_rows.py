@@ -15,10 +15,9 @@ from typing import Any, TypeAlias, cast
 import torch
 
 from ostinato.data.streams import Stream
-from ostinato.errors import OstinatoError
+from ostinato.errors import OstinatoError, Taken
 from ostinato.running.progress import Listener, RunningScore
 from ostinato.running.results import RunFolder
-from ostinato.running.run_files import Taken
 from ostinato.running.runner import run
 from ostinato.running.spec import Spec
 from ostinato.scale._batches import Hand, HandedStream

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from ostinato.data.streams import Stream
 from ostinato.errors import OstinatoError
-from ostinato.running.fit import name_device
+from ostinato.running.devices import name_device
 from ostinato.running.job import open_stream, resolve
 from ostinato.running.provenance import spec_hash
 from ostinato.running.results import RunFolder

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ostinato.domains.routing_state import PER_DOMAIN
+from ostinato.domains.router import Router
 from ostinato.errors import StateError
 from ostinato.ops.snapshot import State
 
@@ -19,7 +19,7 @@ def cut(state: State, domain: int) -> State:
         known = ", ".join(str(one) for one in ids[1:]) or "none"
         raise StateError(f"There is no domain {domain}. Domains: {known}.")
     row = ids.index(domain)
-    kept = {name: state.tensors[f"router/{name}"][row] for name in PER_DOMAIN}
+    kept = {name: state.tensors[f"router/{name}"][row] for name in Router.per_domain}
     tensors = {f"route/{name}": tensor.reshape(-1) for name, tensor in kept.items()}
     start = f"bank/{key}/"
     tensors |= {
@@ -38,7 +38,7 @@ def added(state: State, part: State) -> tuple[State, int]:
     values["router"]["ids"] = [*_ids(state), number]
     values["router"]["next_id"] = number + 1
     tensors = dict(state.tensors)
-    for name in PER_DOMAIN:
+    for name in Router.per_domain:
         known = tensors[f"router/{name}"]
         fresh = route[name].to(known).reshape(1, *known.shape[1:])
         if name == "mix":
@@ -85,7 +85,7 @@ def _with_expert(state: State, part: State, domain: int) -> State:
 
 
 def _route(part: State) -> dict[str, Tensor]:
-    found = {name: part.tensors.get(f"route/{name}") for name in PER_DOMAIN}
+    found = {name: part.tensors.get(f"route/{name}") for name in Router.per_domain}
     missing = sorted(name for name, tensor in found.items() if tensor is None)
     if missing:
         raise StateError(f"This is no domain's state: it has no {missing[0]}.")

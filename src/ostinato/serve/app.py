@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Annotated, Any
 
-from fastapi import Depends, FastAPI, HTTPException, Request, Security
+from fastapi import Depends, FastAPI, HTTPException, Query, Request, Security
 from fastapi.security import HTTPBearer
 
 from ostinato import __version__
@@ -73,6 +73,10 @@ def needs(role: Role) -> Any:
 
 
 Fleeted = Annotated[Fleet, Depends(fleet_of)]
+After = Annotated[int, Query(ge=0, le=2**53, description="events after this id")]
+Most = Annotated[int, Query(ge=1, le=10_000)]
+PULSE = 1.0
+"""Seconds between two messages of the live page."""
 Operated = Annotated[Operations, Depends(operations_of)]
 
 
@@ -92,6 +96,13 @@ def bare_app(
     )
 
 
+def add_page(app: FastAPI) -> None:
+    """The live page, and whether the server is alive and ready."""
+    from ostinato.serve import _routes_page
+
+    app.include_router(_routes_page.router)
+
+
 def make_app(fleet: Fleet, opened: Callable[[], None] | None = None) -> FastAPI:
     """The application; it starts the fleet with itself and stops it at its end.
 
@@ -99,16 +110,7 @@ def make_app(fleet: Fleet, opened: Callable[[], None] | None = None) -> FastAPI:
         fleet: not started yet.
         opened: called once all streams are back.
     """
-    from ostinato.serve import (
-        _routes_operate as routes_operate,
-    )
-    from ostinato.serve import (
-        _routes_predict as routes_predict,
-    )
-    from ostinato.serve import (
-        routes_page,
-        routes_read,
-    )
+    from ostinato.serve import _routes_operate, _routes_predict, _routes_read
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -123,8 +125,9 @@ def make_app(fleet: Fleet, opened: Callable[[], None] | None = None) -> FastAPI:
     app = bare_app(lifespan, DESCRIPTION)
     keys = Keys(fleet.store)
     app.state.fleet, app.state.keys = fleet, keys
-    for module in (routes_predict, routes_operate, routes_read, routes_page):
+    for module in (_routes_predict, _routes_operate, _routes_read):
         app.include_router(module.router)
+    add_page(app)
     add_handlers(app)
 
     def counted(scope: Any, status: int, seconds: float) -> None:

@@ -17,9 +17,9 @@ from ostinato.running.spec import Spec
 from ostinato.scoring.forgetting import gain
 from ostinato.scoring.summary import Summary
 from ostinato.tables._printed_rows import INPUTS
+from ostinato.tables._render import ClassBlock, TableRow, Value
 from ostinato.tables._table import Measure, Table
 from ostinato.tables.printed import PrintedTable, Row
-from ostinato.tables.render import ClassBlock, TableRow, Value
 
 
 def value(column: Measure, runs: Sequence[Summary], reference: Sequence[Summary]) -> Value:

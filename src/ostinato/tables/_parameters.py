@@ -15,8 +15,8 @@ from ostinato.registry import METHODS
 from ostinato.running.spec import CheckedSpec
 from ostinato.tables._cells import weights_name
 from ostinato.tables._plan import Plan, plan_table
+from ostinato.tables._render import TableRow, Value
 from ostinato.tables._table import Table, Variant
-from ostinato.tables.render import TableRow, Value
 from ostinato.tables.request import Request
 
 _DOMAINS = 7

@@ -19,10 +19,10 @@ from ostinato.tables._cells import (
     weights_name,
 )
 from ostinato.tables._plan import Plan, PlannedRow, insists, plan_table
+from ostinato.tables._render import ClassBlock, Heading, TableResult, TableRow
 from ostinato.tables._rows import by_stream, run_ahead, run_group
 from ostinato.tables._table import Measure, Table
 from ostinato.tables._together import Workers, run_together
-from ostinato.tables.render import ClassBlock, Heading, TableResult, TableRow
 from ostinato.tables.request import Outcome, Request
 
 _BESIDE = "img/s: up to {} rows ran side by side on one machine; alone, each is faster."

@@ -15,7 +15,7 @@ from ostinato.running.runner import run
 from ostinato.scoring.compare import Interval, compare
 from ostinato.scoring.record import Record
 from ostinato.trial._advice import Outcome, Refused, gained
-from ostinato.trial.plan import FORWARD, ROBUST, SOURCE, Row, Traffic, tried
+from ostinato.trial._plan import FORWARD, ROBUST, SOURCE, Row, Traffic, tried
 from ostinato.trial.setting import Preparations
 
 _RESAMPLES = 2000

@@ -11,7 +11,7 @@ from torch import Tensor
 from ostinato.api import adapt, unwrap
 from ostinato.errors import OstinatoError
 from ostinato.methods.base import Method
-from ostinato.trial.plan import BATCH, Row, Traffic, tried
+from ostinato.trial._plan import BATCH, Row, Traffic, tried
 from ostinato.trial.setting import Preparations, Request
 
 _Pace = dict[tuple[str, int], float]

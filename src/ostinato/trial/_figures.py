@@ -10,7 +10,7 @@ from ostinato.report.style import FAINT, INK, PALETTE, canvas, fold, to_svg
 from ostinato.report.timeline import readable
 from ostinato.scoring.compare import Interval
 from ostinato.trial._advice import Outcome
-from ostinato.trial.plan import Traffic
+from ostinato.trial._plan import Traffic
 
 OURS, OTHERS = PALETTE[0], (PALETTE[1], PALETTE[4], PALETTE[2], PALETTE[3])
 

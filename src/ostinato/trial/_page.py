@@ -12,7 +12,7 @@ from ostinato.report.style import plotting
 from ostinato.trial._advice import Advice, Outcome, advise
 from ostinato.trial._carry_out import Results
 from ostinato.trial._figures import gain_by_domain, gain_by_traffic
-from ostinato.trial.plan import BATCH, FORWARD, ROBUST, SOURCE, Traffic
+from ostinato.trial._plan import BATCH, FORWARD, ROBUST, SOURCE, Traffic
 from ostinato.trial.setting import Request
 
 _TEMPLATE = "page.html.j2"

@@ -7,11 +7,11 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ostinato.methods._masking import blanked, most_uncertain
 from ostinato.methods.adma._hog import cell_size, patch_targets
 from ostinato.methods.base import Input, Method, MethodConfig, MethodInfo, Objective
 from ostinato.ops.augment import cotta_view
 from ostinato.ops.features import prefix_tokens
-from ostinato.ops.masking import blanked, most_uncertain
 from ostinato.ops.teacher import restore_
 from ostinato.ops.tokens import final_tokens, find_patches, token_width
 from ostinato.registry import METHODS

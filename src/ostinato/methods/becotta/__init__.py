@@ -9,19 +9,19 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ostinato.methods._adapters import Adapted
 from ostinato.methods._settings import WarmedConfig
+from ostinato.methods._style import image_moments, style_of
 from ostinato.methods._warmed import Warmed
+from ostinato.methods._warmup import predictions, warm_up
 from ostinato.methods.base import Input, MethodInfo, Objective
 from ostinato.methods.becotta._blended import after_blocks, domain_information, route_to
 from ostinato.models import VisionModel
-from ostinato.ops.adapters import Adapted
 from ostinato.ops.augment import gaussian_blur
 from ostinato.ops.heads import select_classes
 from ostinato.ops.snapshot import State
-from ostinato.ops.style import image_moments, style_of
 from ostinato.ops.teacher import Substitute, restore_
 from ostinato.ops.views import blend_labels, mean_probabilities
-from ostinato.ops.warmup import predictions, warm_up
 from ostinato.registry import METHODS
 from ostinato.types import Decision
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ostinato.errors import TargetError
-from ostinato.ops.adapters import Adapted
+from ostinato.methods._adapters import Adapted
 from ostinato.ops.blocks import find_blocks
 from ostinato.ops.features import open_tokens
 from ostinato.ops.layouts import Layout

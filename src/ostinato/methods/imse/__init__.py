@@ -9,6 +9,8 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from ostinato.methods._settings import ShiftConfig
+from ostinato.methods._shifts import Look, ShiftDetector
+from ostinato.methods._vectors import assign, flat
 from ostinato.methods.base import Input, Method, MethodInfo, Objective
 from ostinato.methods.imse._spectra import (
     CodeBank,
@@ -25,10 +27,8 @@ from ostinato.ops.consistency import masked_mean
 from ostinato.ops.heads import select_classes
 from ostinato.ops.losses import entropy_threshold, softmax_entropy
 from ostinato.ops.sam import climbed
-from ostinato.ops.shifts import Look, ShiftDetector
 from ostinato.ops.snapshot import State
 from ostinato.ops.teacher import Substitute
-from ostinato.ops.vectors import assign, flat
 from ostinato.registry import METHODS
 from ostinato.types import Decision
 

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ostinato.errors import StateError
+from ostinato.methods._shifts import Look, patch_tokens
 from ostinato.ops.blocks import find_blocks
 from ostinato.ops.expect import Expected, Like, count
-from ostinato.ops.shifts import Look, patch_tokens
 from ostinato.ops.snapshot import State
 
 

@@ -21,11 +21,11 @@ from ostinato.methods.ostinato._bank import Domain, Version
 from ostinato.methods.ostinato._capture import Answered, Captures
 from ostinato.methods.ostinato._learning import Differentiated, Learner
 from ostinato.methods.ostinato._making import Made, MapCaptures
+from ostinato.methods.ostinato._narrowed import Narrowed
 from ostinato.methods.ostinato._published import Placed, Publisher
 from ostinato.methods.ostinato._step import Started, StepCaptures
 from ostinato.ops import kernels
 from ostinato.ops.borrowed import Borrowed
-from ostinato.ops.narrowed import Narrowed
 from ostinato.ops.views import Viewed
 from ostinato.types import Decision, StepOutput
 

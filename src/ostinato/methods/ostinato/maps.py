@@ -8,19 +8,18 @@ import torch
 from torch import Tensor
 
 from ostinato.domains.router import Router
-from ostinato.domains.splitting import LEAST
-from ostinato.domains.verdict import Change, elsewhere
+from ostinato.domains.verdict import LEAST, Change, elsewhere
 from ostinato.experts.maps import block_map
 from ostinato.experts.routed import EVERY, BlockMap, Expert, Hooks, Pass
 from ostinato.methods.base import Input, Method
 from ostinato.methods.ostinato._bank import Domain, Version
 from ostinato.methods.ostinato._making import Made
+from ostinato.methods.ostinato._shrunk import halves_of, shrunk
 from ostinato.methods.ostinato._state import DomainBank
 from ostinato.methods.ostinato._timing import NEW
 from ostinato.methods.ostinato._trust import doubt, is_varied, likely
 from ostinato.methods.ostinato.settings import OstinatoConfig
 from ostinato.ops.losses import distribution_entropy
-from ostinato.ops.shrunk import halves_of, shrunk
 from ostinato.ops.statistics import SourceStatistics
 
 TRUSTED = 0.0

@@ -19,13 +19,13 @@ from ostinato.experts.stack import Layout, Rows, Stack, StackPass
 from ostinato.methods.base import Resources
 from ostinato.methods.ostinato import Ostinato
 from ostinato.methods.ostinato._bank import Domain
+from ostinato.methods.ostinato._narrowed import Narrowed
 from ostinato.methods.ostinato._published import Publisher
 from ostinato.methods.ostinato._whole import Wholes
 from ostinato.methods.ostinato.desk import Desk
 from ostinato.methods.ostinato.settings import OstinatoConfig
 from ostinato.models import Normalize, VisionModel, fingerprint
 from ostinato.ops.borrowed import Borrowed
-from ostinato.ops.narrowed import Narrowed
 from ostinato.ops.precision import Precision, products
 from ostinato.ops.statistics import SourceStatistics, check_fits
 from ostinato.ops.trainable import Flags, claim

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ostinato.errors import MissingResource, StateError
+from ostinato.methods._style import distance_quantile, image_moments, style_of
 from ostinato.methods._wrapping import Wrapping
 from ostinato.methods.base import Input, Method, MethodConfig, MethodInfo, Objective
 from ostinato.methods.contract import Need
@@ -17,7 +18,6 @@ from ostinato.methods.roid import Roid, correct_prior
 from ostinato.models import VisionModel
 from ostinato.ops.expect import Expected
 from ostinato.ops.snapshot import State
-from ostinato.ops.style import distance_quantile, image_moments, style_of
 from ostinato.registry import METHODS
 from ostinato.types import Decision
 

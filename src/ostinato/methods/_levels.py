@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ostinato.errors import ConfigError, StateError, TargetError
-from ostinato.ops.anchor import Moments
+from ostinato.methods._anchor import Moments
 from ostinato.ops.features import FeatureTaps
 from ostinato.ops.heads import final_features
 from ostinato.ops.snapshot import State

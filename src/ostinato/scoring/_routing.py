@@ -216,22 +216,3 @@ def routing(records: Sequence[Record]) -> Routing | None:
         delay=float(np.mean(delays)) if delays else None,
         noticed=float(np.mean([m.noticed for m in moves])) if moves else None,
     )
-
-
-def domains_over_time(records: Sequence[Record]) -> list[int]:
-    """K after every batch: distinct domains chosen so far, once the evidence had settled.
-
-    >>> row = dict(run="a", domain="fog", images=1, correct=1, counted=1)
-    >>> choice = lambda i: {"domain": i, "is_new": False, "distance": 0, "threshold": 1}
-    >>> domains_over_time(
-    ...     [Record(index=n, decision=choice(i), **row) for n, i in enumerate([4, 4, 6])]
-    ... )
-    [1, 1, 2]
-    """
-    seen: set[int] = set()
-    count = []
-    for record in records:
-        if record.decision is not None and record.decision.settled:
-            seen.update(record.decision.per_sample or (record.decision.domain,))
-        count.append(len(seen))
-    return count

@@ -6,25 +6,21 @@ import asyncio
 import io
 import json
 from collections.abc import AsyncIterator
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
-from fastapi import APIRouter, HTTPException, Query, Request
+from fastapi import APIRouter, HTTPException, Request
 from fastapi.responses import Response, StreamingResponse
 from PIL import Image
 
 from ostinato import __version__
 from ostinato.serve._views import event_list, snapshot_info, stream_detail, stream_info
-from ostinato.serve.app import Fleeted, needs, roles_of
+from ostinato.serve.app import PULSE, After, Fleeted, Most, needs, roles_of
 from ostinato.serve.errors import responses
 from ostinato.serve.fleet import Fleet
 from ostinato.serve.schema import EventInfo, ServerInfo, SnapshotInfo, StreamDetail, StreamInfo
 
 router = APIRouter(tags=["read"], dependencies=[needs("read")], responses=responses())
-After = Annotated[int, Query(ge=0, le=2**53, description="events after this id")]
-Most = Annotated[int, Query(ge=1, le=10_000)]
-PULSE = 1.0
-"""Seconds between two messages of the live page."""
 
 
 @router.get("/v1/server")

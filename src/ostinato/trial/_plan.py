@@ -44,8 +44,6 @@ class Row:
 SOURCE = Row("Source", "source")
 ROBUST = Row("Ostinato robust", "ostinato", "robust")
 FORWARD = Row("Ostinato forward-only", "ostinato", "forward-only", ("returning",))
-PEERS = ("eata", "rdumb")
-"""Two that keep no domains: one that is prepared on clean images, one that needs nothing."""
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ostinato.errors import ConfigError, StateError
-from ostinato.ops.adapters import Adapted
+from ostinato.methods._adapters import Adapted
 from ostinato.ops.optim import make_optimizer
 from ostinato.ops.snapshot import State
 

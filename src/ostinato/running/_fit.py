@@ -6,16 +6,15 @@ from collections.abc import Iterator
 from difflib import get_close_matches
 from pathlib import Path
 
-import torch
 from torch import Tensor, nn
 
 from ostinato.data.datasets.base import Dataset
 from ostinato.data.datasets.folder import FolderDataset
 from ostinato.data.segments import Domain, Segment
 from ostinato.data.streams import Stream
-from ostinato.errors import ConfigError, DataError, OstinatoError, did_you_mean
+from ostinato.errors import ConfigError, DataError, did_you_mean
 from ostinato.methods.contract import MethodConfig
-from ostinato.models import VisionModel, output_names
+from ostinato.models import VisionModel, count_outputs, output_names
 from ostinato.registry import METHODS
 from ostinato.running.spec import Spec
 
@@ -45,30 +44,6 @@ def _nearest_folder(place: Path) -> str:
     names = [p.name for p in place.parent.iterdir() if p.is_dir() and not p.name.startswith(".")]
     near = get_close_matches(place.name, sorted(names), n=1, cutoff=0.6)
     return f"Did you mean {place.parent / near[0]}? " if near else ""
-
-
-def name_device(name: str) -> str:
-    """The device that a spec means; an error where there is none of that name."""
-    if name == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        torch.device(name)
-    except RuntimeError:
-        hint = did_you_mean(name, ("auto", "cpu", "cuda", "mps"))
-        raise ConfigError(f"There is no device {name!r}. {hint}") from None
-    return name
-
-
-def check_device(name: str) -> None:
-    """Refuse to compute on a device that this machine does not have."""
-    if torch.device(name_device(name)).type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(f"device = {name}, but torch sees no GPU here: use cpu or auto.")
-
-
-def resolve_device(name: str) -> str:
-    """The device to compute on, where there is one of that name."""
-    check_device(name)
-    return name_device(name)
 
 
 def check_task(spec: Spec, stream: Stream, config: MethodConfig) -> None:
@@ -133,22 +108,6 @@ def match_folders(dataset: Dataset, model: nn.Module, outputs: int) -> None:
             f"{known}. Rename the folders, pass data.options.class_names with {outputs} names in "
             "the order of the outputs, or data.options.labels = imagenet for WordNet ids."
         )
-
-
-def count_outputs(vision: VisionModel, image: Tensor, name: str, advice: str) -> int:
-    """Show a model one image; how many outputs it has, or what to choose where it cannot."""
-    try:
-        with torch.no_grad():
-            return int(vision(vision.check(image)).shape[1])
-    except (RuntimeError, AssertionError, ValueError) as problem:
-        error: BaseException = problem
-        if isinstance(error, OstinatoError) and error.__cause__ is None:
-            raise
-        error = error.__cause__ or error
-        size = "×".join(str(n) for n in image.shape[2:])
-        raise ConfigError(
-            f"{name} does not take {size} images ({str(error)[:120]}). Choose {advice}."
-        ) from None
 
 
 def _load_one(stream: Stream, domain: Domain, index: int) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ostinato.tables.render import TableResult, mark, note_lines, varying
+from ostinato.tables._render import TableResult, mark, note_lines, varying
 
 if TYPE_CHECKING:
     from rich.table import Table as RichTable

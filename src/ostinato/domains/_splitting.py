@@ -11,10 +11,9 @@ from torch import Tensor
 from ostinato.domains import _twofold as twofold
 from ostinato.domains._distances import USUAL, along, held
 from ostinato.domains._parting import parts
+from ostinato.domains.verdict import LEAST
 
 ROUNDS = 8
-LEAST = 8
-"""Images that found a domain at the least, where they lie far away."""
 STEEP = 2.0
 """Fewer images than enough must lie farther off: by their number to this power."""
 LATEST = 256

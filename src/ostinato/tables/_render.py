@@ -6,12 +6,14 @@ import csv
 import io
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from ostinato.config import Config
 from ostinato.errors import ConfigError, did_you_mean
-from ostinato.ops.files import write_atomically
-from ostinato.running.run_files import make_folder
+from ostinato.ops.files import make_folder, write_atomically
+
+if TYPE_CHECKING:
+    from rich.table import Table as RichTable
 
 FACTS = ("Model", "Weights", "Input", "Images", "Seeds", "Help", "Predicts", "Reset", "Views")
 """What every row says about itself, in this order."""
@@ -109,6 +111,18 @@ class TableResult(Config):
         found = (n for row in self.rows for n in (row.note, *(v.note for v in row.values)))
         return {note: number for number, note in enumerate(dict.fromkeys(filter(None, found)), 1)}
 
+    def render(self, form: str) -> str:
+        """The table as text in one of the forms."""
+        if form not in _FORMS:
+            raise ConfigError(f"There is no form {form!r}. {did_you_mean(form, _FORMS)}")
+        return _FORMS[form](self)
+
+    def on_terminal(self, width: int | None = None) -> RichTable:
+        """The table for a terminal that is so many characters wide."""
+        from ostinato.tables._terminal import to_terminal
+
+        return to_terminal(self, width)
+
     def save(self, folder: str | Path) -> list[Path]:
         """Write all forms that are files; the paths."""
         place = Path(folder)
@@ -116,16 +130,9 @@ class TableResult(Config):
         written = []
         for form, suffix in _SUFFIXES.items():
             path = place / f"{self.name}-{self.scale}{suffix}"
-            write_atomically(path, render(self, form).encode())
+            write_atomically(path, self.render(form).encode())
             written.append(path)
         return written
-
-
-def render(result: TableResult, form: str) -> str:
-    """The table as text in one of the forms."""
-    if form not in _FORMS:
-        raise ConfigError(f"There is no form {form!r}. {did_you_mean(form, _FORMS)}")
-    return _FORMS[form](result)
 
 
 def to_json(result: TableResult) -> str:
@@ -264,10 +271,8 @@ def _escape(text: str) -> str:
 def _console(result: TableResult) -> str:
     from rich.console import Console
 
-    from ostinato.tables.terminal import to_terminal
-
     text = io.StringIO()
-    Console(file=text, width=240, color_system=None).print(to_terminal(result))
+    Console(file=text, width=240, color_system=None).print(result.on_terminal())
     return text.getvalue()
 
 
