@@ -307,7 +307,7 @@ def test_the_table_holds_means_and_spreads_of_the_runs(tmp_path: Path) -> None:
     for job in jobs:
         robust = job.row == ROBUST
         fake_run(job, wrongs[job.spec.seed], found=(4 if job.spec.seed == 2025 else 5) * robust)
-    wide, narrow = command.table_text(plan, jobs), command.table_text(plan, jobs, 80)
+    wide, narrow = command._table_text(plan, jobs), command._table_text(plan, jobs, 80)
     words = [[w for w in text.split() if "─" not in w] for text in (wide, narrow)]
     assert words[0] == words[1]
     assert max(map(len, narrow.splitlines())) <= 80
@@ -468,7 +468,7 @@ def test_the_quick_command_works_in_an_empty_folder(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_whole_demo_shows_what_it_is_there_for(tmp_path: Path) -> None:
     plan = Plan.make()
-    page = command.show(plan, tmp_path, Console(file=io.StringIO()))
+    page = command._show(plan, tmp_path, Console(file=io.StringIO()))
     assert page.is_file()
     runs = {
         row.title: [

@@ -22,7 +22,7 @@ from ostinato.report._reliability import cost_against_accuracy, reliability_diag
 from ostinato.report._runs import Variant, read_variants
 from ostinato.report._spectra import Projection, descriptor_map, descriptors, ellipse
 from ostinato.report.figure import Figure, Missing, Part
-from ostinato.report.style import spread, theme
+from ostinato.report.style import _spread, theme
 from ostinato.report.timeline import visits
 from ostinato.scoring.metrics import calibration_error, reliability
 from ostinato.scoring.record import Record
@@ -255,7 +255,7 @@ def test_runs_on_other_streams_get_figures_of_their_own(tmp_path: Path) -> None:
 
 @given(st.lists(st.floats(-100, 100), min_size=1, max_size=12), st.floats(0.01, 20))
 def test_labels_keep_their_order_and_distance(wanted: list[float], gap: float) -> None:
-    places = spread(wanted, gap)
+    places = _spread(wanted, gap)
     order = sorted(range(len(wanted)), key=lambda i: wanted[i])
     steps = np.diff([places[i] for i in order])
     assert (steps >= gap * (1 - 1e-6) - 1e-9).all()

@@ -176,7 +176,7 @@ def test_few_copies_of_states_wait_where_there_is_time(
     found.clock.watchers.append(lambda: most.append(found.writer.waiting))
     found.run(900)
     assert found.clock.now > 2 * 60.0
-    assert 0 < max(most) <= fleets.COPIES
+    assert 0 < max(most) <= fleets._COPIES
     assert 0 < found.oldest <= 60.0
 
 

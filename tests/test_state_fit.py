@@ -21,7 +21,7 @@ from ostinato.methods._pools import PromptPool
 from ostinato.methods.base import Method
 from ostinato.ops import snapshot
 from ostinato.ops.classmean import ClassMean
-from ostinato.ops.expect import Like, check_part, check_state, exactly, listed, number, optional
+from ostinato.ops.expect import Like, _check_part, check_state, exactly, listed, number, optional
 from ostinato.ops.snapshot import State, load_state, save_state
 
 METHODS = {"tent": {}, "cotta": {}, "rotta": {"capacity": 4}, "vdp": {"size": 4}, "sar": {}}
@@ -306,6 +306,6 @@ def test_a_named_size_is_the_same_everywhere():
     from ostinato.ops.expect import Expected
 
     wanted = Expected({"a": Like(("n",)), "b": Like(("n", 2))})
-    check_part("x", State({"a": torch.zeros(3), "b": torch.zeros(3, 2)}), wanted)
+    _check_part("x", State({"a": torch.zeros(3), "b": torch.zeros(3, 2)}), wanted)
     with pytest.raises(StateError, match="shape"):
-        check_part("x", State({"a": torch.zeros(3), "b": torch.zeros(4, 2)}), wanted)
+        _check_part("x", State({"a": torch.zeros(3), "b": torch.zeros(4, 2)}), wanted)

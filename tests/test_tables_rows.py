@@ -22,7 +22,7 @@ from ostinato.data.shared import share
 from ostinato.errors import ConfigError
 from ostinato.methods.contract import resolve_config
 from ostinato.registry import METHODS, TABLES
-from ostinato.running.job import check_spec, open_stream
+from ostinato.running.job import _check_spec, open_stream
 from ostinato.running.results import RunFolder
 from ostinato.running.runner import Interrupted, finished, run
 from ostinato.running.spec import Spec
@@ -194,7 +194,7 @@ def test_a_factor_scales_the_rate_that_the_table_itself_sets() -> None:
     request = Request(scale="full", changes={"model": "test_vit", "weights": "random"})
     paper = at_factor(Variant("ours", "dual_expert", "paper", cosine=True), 3.0)
     assert paper.label == "ours, rate × 3"
-    assert check_spec(spec_of(table, table.parts[0], paper, request)).lr == pytest.approx(1.5e-3)
+    assert _check_spec(spec_of(table, table.parts[0], paper, request)).lr == pytest.approx(1.5e-3)
 
 
 def test_a_search_tries_all_factors_and_chooses_the_lowest_error(tmp_path: Path) -> None:

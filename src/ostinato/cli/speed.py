@@ -11,7 +11,7 @@ from ostinato.cli._words import Count, Counts, File, Folder, Given, Names, Weigh
 from ostinato.errors import ConfigError
 from ostinato.lines import columns
 
-HEAD = ("", "images/s", "ms a batch", "× forward", "p50 ms", "p99 ms", "learned", "expert", "MB")
+_HEAD = ("", "images/s", "ms a batch", "× forward", "p50 ms", "p99 ms", "learned", "expert", "MB")
 
 
 @command(
@@ -130,7 +130,7 @@ def _maker(
 
 
 def _show(title: str, found: Sequence[Any]) -> None:
-    rows = [HEAD]
+    rows = [_HEAD]
     for one in found:
         time = (f"{one.images:.1f}", f"{one.milliseconds:.2f}", f"{one.ratio:.2f}")
         spread = (f"{one.p50:.2f}", f"{one.p99:.2f}", f"{one.learned:.0%}")

@@ -105,7 +105,7 @@ class CorrelatedStream(DomainStream):
         if self.config.concentration is None:
             return np.concatenate(groups)
         slots = self.config.slots or len(found)
-        cells = [dirichlet_cut(draw, len(g), slots, self.config.concentration) for g in groups]
+        cells = [_dirichlet_cut(draw, len(g), slots, self.config.concentration) for g in groups]
         order = []
         for slot in range(slots):
             pieces = [g[c[slot] : c[slot + 1]] for g, c in zip(groups, cells, strict=True)]
@@ -150,7 +150,7 @@ class CdcStream(DomainStream):
         unit = self.config.unit or self.config.batch_size
         cuts = [
             np.minimum(
-                dirichlet_cut(draw, -(-len(d) // unit), slots, self.config.concentration) * unit,
+                _dirichlet_cut(draw, -(-len(d) // unit), slots, self.config.concentration) * unit,
                 len(d),
             )
             for d in domains
@@ -174,12 +174,12 @@ def _joined(pieces: Sequence[Domain]) -> list[Segment]:
     return [Segment.of(domain) for domain in joined]
 
 
-def dirichlet_cut(
+def _dirichlet_cut(
     draw: np.random.Generator, count: int, slots: int, concentration: float
 ) -> NDArray[np.int64]:
     """Where to cut `count` things into slots whose shares are drawn from a Dirichlet.
 
-    >>> cut = dirichlet_cut(np.random.default_rng(0), 100, 4, 1.0)
+    >>> cut = _dirichlet_cut(np.random.default_rng(0), 100, 4, 1.0)
     >>> len(cut), int(cut[0]), int(cut[-1]), bool((np.diff(cut) >= 0).all())
     (5, 0, 100, True)
     """

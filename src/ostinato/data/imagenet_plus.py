@@ -19,7 +19,7 @@ from ostinato.errors import ConfigError, DataError
 from ostinato.registry import STREAMS
 
 V2, A, R, S = "imagenet-v2", "imagenet-a", "imagenet-r", "imagenet-sketch"
-ORDERS = {"text": (V2, A, R, S), "tables": (V2, A, S, R)}
+_ORDERS = {"text": (V2, A, R, S), "tables": (V2, A, S, R)}
 """The order that the paper's text gives, and the one that its tables print."""
 
 
@@ -36,7 +36,7 @@ class _Plus(Stream):
         corrupt: Corrupt | None = None,
         **settings: Any,
     ) -> None:
-        missing = [name for name in ORDERS["text"] if name not in datasets]
+        missing = [name for name in _ORDERS["text"] if name not in datasets]
         if missing:
             raise ConfigError(f"{self.name} needs the data sets {', '.join(missing)} as well.")
         self.datasets = datasets
@@ -48,7 +48,7 @@ class _Plus(Stream):
         cls, config: Any, opener: OpenDataset, *, corrupt: Corrupt | None = None
     ) -> Self:
         """Open the four data sets."""
-        datasets = {name: opener(name) for name in ORDERS["text"]}
+        datasets = {name: opener(name) for name in _ORDERS["text"]}
         absent = [v for v in VARIANTS if v not in datasets[V2].domains()]
         if absent:
             raise DataError(
@@ -62,7 +62,7 @@ class _Plus(Stream):
 class ImageNetPlus(_Plus):
     """V2 (all three variants), A, R and Sketch, the same images in each of three rounds.
 
-    >>> ImageNetPlus.Config().rounds, ORDERS["text"][-1]
+    >>> ImageNetPlus.Config().rounds, _ORDERS["text"][-1]
     (3, 'imagenet-sketch')
     """
 
@@ -82,7 +82,7 @@ class ImageNetPlus(_Plus):
     def plan(self, domains: Sequence[Domain]) -> list[Segment]:
         """All four, round by round."""
         by_name = {domain.name: self.limited(domain) for domain in domains}
-        order = ORDERS[self.config.order]
+        order = _ORDERS[self.config.order]
         return [Segment.of(by_name[n]) for _ in range(self.config.rounds) for n in order]
 
 
@@ -116,7 +116,7 @@ class ImageNetPlusPlus(_Plus):
         """The rounds' parts of the four."""
         by_name = {domain.name: domain for domain in domains}
         cut = {name: self._parts(by_name[name]) for name in by_name}
-        order = ORDERS[self.config.order]
+        order = _ORDERS[self.config.order]
         rounds = range(self.config.rounds)
         return [Segment.of(self.limited(by_name[n].take(cut[n][r]))) for r in rounds for n in order]
 

@@ -31,13 +31,13 @@ def demo(quick: bool = False, out: Path | None = None) -> None:
     if reason is not None:
         _note(console, reason)
     try:
-        show(Plan.make(quick), home, console)
+        _show(Plan.make(quick), home, console)
     except KeyboardInterrupt:
         _note(console, f"\nInterrupted. To go on: {again}")
         raise SystemExit(130) from None
 
 
-def show(plan: Plan, home: Path, console: Console) -> Path:
+def _show(plan: Plan, home: Path, console: Console) -> Path:
     """The demo of one plan in a folder that is ready for it; returns the report's path."""
     started = time.perf_counter()
     jobs, begun = prepare(plan, home)
@@ -45,13 +45,13 @@ def show(plan: Plan, home: Path, console: Console) -> Path:
         _note(console, f"Going on with the demo in {home}.")
     _note(console, plan.describe())
     run_all(jobs, watcher(console))
-    _say(table_text(plan, jobs, _columns()))
+    _say(_table_text(plan, jobs, _columns()))
     page = _report(jobs, home / plan.page)
     _say(f"{time.perf_counter() - started:.0f} s in all. Report: {page}")
     return page
 
 
-def table_text(plan: Plan, jobs: list[Job], width: int = 100) -> str:
+def _table_text(plan: Plan, jobs: list[Job], width: int = 100) -> str:
     """The table as text: error per round, mean, RF, domains found and speed, over all seeds.
 
     It is plain text, without any control characters; below 96 columns its gaps get smaller.

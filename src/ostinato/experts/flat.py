@@ -16,7 +16,7 @@ from ostinato.ops.snapshot import State
 BETAS, EPSILON = (0.9, 0.999), 1e-8
 
 
-def adam(
+def _adam(
     value: Tensor,
     grad: Tensor,
     first: Tensor,
@@ -104,7 +104,7 @@ class FlatBranches:
         """One Adam step, which may stand for several with the same gradient."""
         self.updates += times
         self.changes += 1
-        adam(self.value, grad, self.first, self.second, self.updates, lr=lr, times=times)
+        _adam(self.value, grad, self.first, self.second, self.updates, lr=lr, times=times)
         self.latest = self.branches(self.value.clone())
 
     def move(self, device: torch.device | str) -> None:

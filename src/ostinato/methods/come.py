@@ -89,7 +89,7 @@ class Come(Method):
     def objective(self, batch: Input) -> Objective:
         """Mean entropy of the opinions, of those that the inner rule takes."""
         logits = self.logits(batch)
-        entropy = opinion_entropy(logits)
+        entropy = _opinion_entropy(logits)
         if self.config.inner == "tent":
             return Objective(logits, entropy.mean())
         bound = entropy_threshold(self.config.kappa, logits.shape[1])
@@ -123,7 +123,7 @@ class Come(Method):
             return False
         with self.autocast():
             logits = select_classes(self._substitute(values, batch.pixels), batch.classes)
-        entropy = opinion_entropy(logits)
+        entropy = _opinion_entropy(logits)
         keep = keep & (entropy.detach() < entropy_threshold(self.config.kappa, logits.shape[1]))
         second = Objective(logits, masked_mean(entropy, keep), keep.sum())
         moved = self.descend(second, [self.optimizer])
@@ -137,13 +137,13 @@ class Come(Method):
         return moved
 
 
-def opinion_entropy(logits: Tensor) -> Tensor:
+def _opinion_entropy(logits: Tensor) -> Tensor:
     """Entropy over C beliefs exp(x_c) / (Σ exp(x) + C) and the rest, C / (Σ exp(x) + C).
 
     The length of the logits carries no gradient: an opinion changes by its direction alone, so
     that no image is made surer by scaling.
 
-    >>> round(float(opinion_entropy(torch.zeros(1, 4))), 4)  # half unknown, an eighth each
+    >>> round(float(_opinion_entropy(torch.zeros(1, 4))), 4)  # half unknown, an eighth each
     1.3863
     """
     x = logits.float()

@@ -21,7 +21,7 @@ from ostinato.registry import METHODS
 from ostinato.types import Decision
 
 
-def coreset_weights(pool: PromptPool, moments: Moments, temperature: float) -> Tensor:
+def _coreset_weights(pool: PromptPool, moments: Moments, temperature: float) -> Tensor:
     """softmax(−gap / τ) over the coreset's stored statistics."""
     means, stds = pool.both()[0].chunk(2, 1)
     gaps = (moments.mean - means).norm(dim=1) + (moments.std - stds).norm(dim=1)
@@ -102,7 +102,7 @@ class DPCore(Anchored):
         before = float(self.plain.gap(self.source))
         share, nearest = float("inf"), len(self.coreset)
         if len(self.coreset):
-            self.blend = coreset_weights(self.coreset, self.plain, self.config.temperature)
+            self.blend = _coreset_weights(self.coreset, self.plain, self.config.temperature)
             blended = self.coreset.blend(self.blend)
             share = float(self._forward(batch, blended)[0].gap(self.source)) / max(before, 1e-12)
             nearest = int(self.blend.argmax())

@@ -18,7 +18,7 @@ from ostinato.ops.losses import entropy_threshold, softmax_entropy
 from ostinato.registry import METHODS
 
 
-def distillation(adapted: Adapted) -> Tensor:
+def _distillation(adapted: Adapted) -> Tensor:
     """Sum over parts of the mean absolute difference to the frozen part's output."""
     return torch.stack([meta.gap for meta in adapted.parts()]).sum()
 
@@ -81,7 +81,7 @@ class Ecotta(Warmed):
     def objective(self, batch: Input) -> Objective:
         """Each part's distance to its frozen self."""
         logits = self.logits(batch)
-        return Objective(logits, self.config.distillation * distillation(self.adapted))
+        return Objective(logits, self.config.distillation * _distillation(self.adapted))
 
     def update(self, batch: Input, objective: Objective) -> bool:
         """A step of the regulariser, then one of the entropy of a second forward, which predicts.

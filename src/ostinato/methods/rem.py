@@ -26,7 +26,7 @@ def mask_consistency(views: list[Tensor]) -> Tensor:
     return torch.stack(terms).sum()
 
 
-def entropy_ranking(views: list[Tensor], margin: float) -> Tensor:
+def _entropy_ranking(views: list[Tensor], margin: float) -> Tensor:
     """An easier view should have no more entropy than a harder one, which is not moved by it."""
     entropies = [softmax_entropy(view) for view in views]
     terms = [
@@ -91,7 +91,7 @@ class Rem(Method):
             with kept(self.model.base, least_attended(scores, ratio)):
                 views.append(self.logits(batch))
         views = [view.float() for view in views]
-        loss = mask_consistency(views) + self.config.weight * entropy_ranking(
+        loss = mask_consistency(views) + self.config.weight * _entropy_ranking(
             views, self.config.margin * math.log(views[0].shape[1])
         )
         return Objective(views[0], loss)

@@ -69,12 +69,12 @@ class Roid(Method):
         probabilities = logits.detach().softmax(1)
         mean = self.mean.get(logits.shape[1], logits.device)
         assert mean is not None
-        weights = sample_weights(logits.detach(), mean, self.config.temperature)
+        weights = _sample_weights(logits.detach(), mean, self.config.temperature)
         self.mean.update(probabilities)
-        loss = (weights * soft_likelihood_ratio(logits)).sum() / len(batch)
+        loss = (weights * _soft_likelihood_ratio(logits)).sum() / len(batch)
         if self.config.consistency:
             chosen = weights > 0
-            view = roid_view(batch.pixels, self.random.generator)[chosen]
+            view = _roid_view(batch.pixels, self.random.generator)[chosen]
             distance = symmetric_cross_entropy(self.logits(batch, view), logits[chosen])
             loss = loss + (weights[chosen] * distance).sum() / len(batch)
         corrected = correct_prior(logits.detach()) if self.config.prior_correction else logits
@@ -91,18 +91,18 @@ class Roid(Method):
         return moved
 
 
-def roid_view(pixels: Tensor, generator: torch.Generator) -> Tensor:
+def _roid_view(pixels: Tensor, generator: torch.Generator) -> Tensor:
     """The release's view: strong jitter, what moves in is mirrored, neither blur nor noise."""
     return cotta_view(pixels, generator, padding="reflect", grain=False)
 
 
-def soft_likelihood_ratio(logits: Tensor, clip: float = 0.99) -> Tensor:
+def _soft_likelihood_ratio(logits: Tensor, clip: float = 0.99) -> Tensor:
     """−Σ p · log(p / (1 − p)): unlike entropy, its gradient does not vanish for sure samples."""
     p = logits.float().softmax(1).clamp(max=clip)
     return -(p * torch.log(p / (1 - p) + 1e-5)).sum(1)
 
 
-def sample_weights(logits: Tensor, mean: Tensor, temperature: float) -> Tensor:
+def _sample_weights(logits: Tensor, mean: Tensor, temperature: float) -> Tensor:
     """exp(diversity · certainty / temperature), zero for the less diverse samples.
 
     Diversity is one minus the cosine with the mean prediction, certainty the negative entropy,

@@ -41,13 +41,13 @@ class _PromptedInput(nn.Module):
         return logits
 
 
-class Homeostasis:
+class _Homeostasis:
     """How sensitive each value of a prompt was in past domains, and where it stood.
 
     Within a domain it gathers −gradient · change, what each value contributed to the loss's fall.
     At the domain's end that is divided by the squared total change and added to the weights.
 
-    >>> memory = Homeostasis(torch.zeros(1), damping=0.0)
+    >>> memory = _Homeostasis(torch.zeros(1), damping=0.0)
     >>> memory.record(gradient=torch.tensor([-2.0]), change=torch.tensor([0.5]))
     >>> memory.close(torch.tensor([0.5]))
     >>> float(memory.pull(torch.tensor([1.5])))  # sensitivity 1 / 0.25, one away
@@ -147,7 +147,7 @@ class Vdp(Method):
         self.student.to(self.model.device)
         self.teacher = self.track("teacher", Teacher(self.student, self.trainable(), config.ema))
         agnostic = self.student.agnostic
-        self.memory = self.track("memory", Homeostasis(agnostic, config.damping))
+        self.memory = self.track("memory", _Homeostasis(agnostic, config.damping))
         self.seen = self.track("seen", Scalars(confidence=None))
 
     def trainable(self) -> dict[str, nn.Parameter]:

@@ -23,10 +23,10 @@ from ostinato.registry import METHODS
 from ostinato.types import Decision
 
 
-def scales_for(uncertainty: float, threshold: float) -> tuple[float, float]:
+def _scales_for(uncertainty: float, threshold: float) -> tuple[float, float]:
     """The low and the high rank's scale: an unsure model leans on the high rank.
 
-    >>> scales_for(0.25, threshold=0.2), scales_for(0.125, threshold=0.2)
+    >>> _scales_for(0.25, threshold=0.2), _scales_for(0.125, threshold=0.2)
     ((0.75, 1.25), (1.125, 0.875))
     """
     sign = 1 if uncertainty >= threshold else -1
@@ -124,7 +124,7 @@ class Vida(Warmed):
 
     def objective(self, batch: Input) -> Objective:
         """Weigh the ranks, then follow the teacher."""
-        low, high = scales_for(self._uncertainty(batch), self.config.threshold)
+        low, high = _scales_for(self._uncertainty(batch), self.config.threshold)
         self._scale(low, high)
         wanted = self._teach(batch, batch.pixels)
         mine = self.logits(batch).float()

@@ -124,8 +124,8 @@ class Zoa(Levelled):
         config, bank = self.config, self.bank
         weights, mix = flat(self.moving), bank.mix()
         rest = weights - self.source - mix
-        tried = two_sided(len(weights), self.random.generator).to(weights.device)
-        tried_mix = two_sided(len(bank), self.random.generator).to(weights.device)
+        tried = _two_sided(len(weights), self.random.generator).to(weights.device)
+        tried_mix = _two_sided(len(bank), self.random.generator).to(weights.device)
         alphas = bank.alphas.clone()
         try:
             bank.alphas[: len(bank)] += config.mix_probe * tried_mix
@@ -160,7 +160,7 @@ class Zoa(Levelled):
         self.events.append("kept the weights of a domain")
 
 
-def two_sided(size: int, generator: torch.Generator) -> Tensor:
+def _two_sided(size: int, generator: torch.Generator) -> Tensor:
     """Numbers drawn evenly from [−1, −½] and [½, 1], so that none is near zero."""
     far = (1 + torch.rand(size, generator=generator)) / 2
     return far * (2 * torch.randint(2, (size,), generator=generator) - 1)

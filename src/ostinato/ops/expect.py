@@ -206,7 +206,7 @@ class Expected:
 
     >>> from ostinato.ops.snapshot import State
     >>> wanted = Expected({"mean": Like(("classes",), low=0, high=1)})
-    >>> check_part("mean", State({"mean": torch.tensor([0.5, 2.0])}), wanted)
+    >>> _check_part("mean", State({"mean": torch.tensor([0.5, 2.0])}), wanted)
     Traceback (most recent call last):
         ...
     ostinato.errors.StateError: The state does not fit: mean/mean lies outside 0 to 1.
@@ -233,7 +233,7 @@ class _Declares(Protocol):
 def check_state(thing: Stateful, state: State) -> None:
     """Hold a whole state to what is declared of it, before anything takes it over."""
     check_finite(state)
-    check_part("", state, declaration("it", thing, state))
+    _check_part("", state, declaration("it", thing, state))
 
 
 def declared(things: Mapping[str, Stateful], state: State) -> Expected:
@@ -258,7 +258,7 @@ def declaration(name: str, thing: Stateful, part: State) -> Expected:
         raise StateError(f"The state does not fit: {name} cannot be read ({error}).") from None
 
 
-def check_part(name: str, state: State, wanted: Expected) -> None:
+def _check_part(name: str, state: State, wanted: Expected) -> None:
     """Refuse a part that is not what was declared."""
     if wanted is ANYTHING:
         return
@@ -282,7 +282,7 @@ def check_part(name: str, state: State, wanted: Expected) -> None:
         part = state.part(key)
         if not isinstance(part.values, dict):
             raise StateError(f"The state does not fit: {where}{key} has no values by name.")
-        check_part(f"{where}{key}", part, one)
+        _check_part(f"{where}{key}", part, one)
 
 
 def _names(name: str, given: set[str], required: set[str], known: set[str]) -> None:

@@ -21,7 +21,7 @@ from ostinato.ops.expect import Expected, Like, check_finite, count, like, liste
 from ostinato.ops.files import write_atomically
 
 _FORMAT = "ostinato-state"
-VERSION = 1
+_VERSION = 1
 
 
 @dataclass
@@ -157,7 +157,7 @@ def encode_state(state: State, header: dict[str, Any]) -> bytes:
     tensors = {k: t.detach().cpu().contiguous().clone() for k, t in state.tensors.items()}
     meta = {
         "format": _FORMAT,
-        "version": str(VERSION),
+        "version": str(_VERSION),
         "header": json.dumps(header, sort_keys=True),
         "values": json.dumps(state.values, sort_keys=True),
     }
@@ -189,9 +189,9 @@ def load_state(path: str | Path) -> tuple[State, dict[str, Any]]:
 def _check_version(path: Path, text: str | None) -> None:
     if text is None or not (text.isascii() and text.isdecimal() and len(text) < 10):
         raise StateError(f"{path} has no state version that can be read ({text!r:.20}).")
-    if not 1 <= int(text) <= VERSION:
+    if not 1 <= int(text) <= _VERSION:
         raise StateError(
-            f"{path} has state version {text}, this Ostinato reads up to {VERSION}: update it."
+            f"{path} has state version {text}, this Ostinato reads up to {_VERSION}: update it."
         )
 
 

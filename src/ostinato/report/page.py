@@ -29,7 +29,7 @@ from ostinato.report.style import plotting, theme
 _TEMPLATE = "page.html.j2"
 
 
-def draw_all(variants: Sequence[Variant]) -> list[Part]:
+def _draw_all(variants: Sequence[Variant]) -> list[Part]:
     """Every figure that these runs allow, in the order of the page."""
     return [
         *error_over_time(variants),
@@ -53,14 +53,14 @@ def render(variants: Sequence[Variant], title: str = "Ostinato report") -> str:
     """The page's HTML."""
     plotting()
     template = read_template("ostinato.report", _TEMPLATE)
-    parts = draw_all(variants)
+    parts = _draw_all(variants)
     summary, runs = summarise_variants(variants), describe_runs(variants)
     versions = {name: v for r in variants for name, v in r.first.provenance.versions.items()}
     text: str = template.render(
         title=title,
         style=page_style(),
         script=(script := _page_script()),
-        script_hash=content_hash(script),
+        script_hash=_content_hash(script),
         variants=variants,
         summary=summary,
         summary_data=summary.data().uri(),
@@ -94,10 +94,10 @@ def _page_script() -> str:
     return (files("ostinato.report") / "page.js").read_text(encoding="utf-8")
 
 
-def content_hash(script: str) -> str:
+def _content_hash(script: str) -> str:
     """What a page's policy calls a script that may run: no other one does.
 
-    >>> content_hash("")[:20]
+    >>> _content_hash("")[:20]
     'sha256-47DEQpj8HBSa+'
     """
     digest = hashlib.sha256(script.encode()).digest()

@@ -188,10 +188,10 @@ class Job:
 
 def check(spec: Spec) -> CheckedSpec:
     """The spec with its names and settings looked up, once for all that is done with it."""
-    return spec if isinstance(spec, CheckedSpec) else CheckedSpec.of(spec, check_spec(spec))
+    return spec if isinstance(spec, CheckedSpec) else CheckedSpec.of(spec, _check_spec(spec))
 
 
-def check_spec(spec: Spec) -> MethodConfig:
+def _check_spec(spec: Spec) -> MethodConfig:
     """Look every name and setting up; nothing is opened. Returns the method's settings."""
     if isinstance(spec, CheckedSpec):
         return spec.config
@@ -262,7 +262,7 @@ def resolve(spec: Spec, stream: Stream | None = None) -> tuple[Spec, MethodConfi
     if len(spec.seeds) > 1:
         raise ConfigError(f"A job has one seed, this spec {len(spec.seeds)}: take spec.runs().")
     spec = spec.replace(device=name_device(spec.device))
-    config = check_spec(spec)
+    config = _check_spec(spec)
     stream = stream or open_stream(spec)
     check_task(spec, stream, config)
     if spec.cosine:

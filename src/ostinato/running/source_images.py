@@ -112,7 +112,7 @@ def load_source(
     if count is not None and not 1 <= count <= len(order):
         raise ConfigError(f"{dataset.name} has {len(order)} images, so take 1 to {len(order)}.")
     chosen = order[: count or _USUAL]
-    transform = transform or fitting_transform(model, dataset, chosen[:8])
+    transform = transform or _fitting_transform(model, dataset, chosen[:8])
     domain = Domain(dataset.name, dataset, dataset.indices(dataset.domains()[0]))
     rows = [(domain, i) for i in chosen]
     images, labels, _ = load_batch(rows, transform=transform, resize_labels=True)
@@ -137,7 +137,7 @@ def load_source(
     return SourceImages(images, labels, transform)
 
 
-def fitting_transform(model: nn.Module, dataset: Dataset, indices: list[int]) -> str:
+def _fitting_transform(model: nn.Module, dataset: Dataset, indices: list[int]) -> str:
     """The usual resizing for a model's input size; none where images have it already."""
     config: Any = getattr(model, "pretrained_cfg", None) or {}
     wanted = tuple(config.get("input_size", ()))

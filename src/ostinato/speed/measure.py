@@ -22,7 +22,7 @@ from ostinato.speed._ways import NEW, USUAL, WARM_DOMAINS, Setting, Way, make_wa
 
 __all__ = ["LiveTensors", "Speed", "measure_routing", "measure_speed", "measure_stream"]
 
-STREAMED: dict[str, dict[str, Any]] = {
+_STREAMED: dict[str, dict[str, Any]] = {
     "forward-only": {"preset": "forward-only"},
     "robust": {"preset": "robust"},
     "robust, spare=3": {"preset": "robust", "spare": 3},
@@ -146,7 +146,7 @@ def measure_stream(
     normalize: Normalize = "model",
     compile: bool = True,
     images_from: Path | None = None,
-    chosen: Mapping[str, Mapping[str, Any]] = STREAMED,
+    chosen: Mapping[str, Mapping[str, Any]] = _STREAMED,
     domains: int = 15,
     images: int = 1200,
     rounds: int = 3,

@@ -18,7 +18,7 @@ from ostinato.registry import METHODS
 from ostinato.types import Decision
 
 
-def uncertainty(views: Tensor) -> Tensor:
+def _uncertainty(views: Tensor) -> Tensor:
     """Per token, the variance over views of its mean value.
 
     Args:
@@ -114,4 +114,4 @@ class Adma(Method):
         with final_tokens(self.model.base) as tokens:
             for _ in range(self.config.views):
                 self.logits(batch, cotta_view(batch.pixels, self.random.generator))
-        return uncertainty(torch.stack(tokens)[:, :, self.prefix :].float())
+        return _uncertainty(torch.stack(tokens)[:, :, self.prefix :].float())

@@ -25,16 +25,16 @@ from ostinato.ops.views import blend_labels, mean_probabilities
 from ostinato.registry import METHODS
 from ostinato.types import Decision
 
-DOMAINS = ("source", "dark", "haze", "blur")
+_DOMAINS = ("source", "dark", "haze", "blur")
 
 
-def as_domain(pixels: Tensor, domain: int) -> Tensor:
+def _as_domain(pixels: Tensor, domain: int) -> Tensor:
     """A source image as it might look in one of the warm-up's domains."""
-    if DOMAINS[domain] == "dark":
+    if _DOMAINS[domain] == "dark":
         return 0.35 * pixels**1.5
-    if DOMAINS[domain] == "haze":
+    if _DOMAINS[domain] == "haze":
         return 0.45 * pixels + 0.5
-    if DOMAINS[domain] == "blur":
+    if _DOMAINS[domain] == "blur":
         return gaussian_blur(pixels, torch.full((len(pixels),), 1.5, device=pixels.device))
     return pixels
 
@@ -100,7 +100,7 @@ class Becotta(Warmed):
     @classmethod
     def beside(cls, model: VisionModel, config: Any, generator: torch.Generator) -> Adapted:
         """Experts after every block, with a router for each of the domains."""
-        domains = len(DOMAINS)
+        domains = len(_DOMAINS)
         return after_blocks(model, config.experts, config.chosen, config.rank, domains, generator)
 
     @classmethod
@@ -116,8 +116,8 @@ class Becotta(Warmed):
             part.noise = seed
 
         def disguised(pixels: Tensor) -> Tensor:
-            domains = torch.randint(len(DOMAINS), (len(pixels),), generator=seed)
-            seen = [as_domain(p[None], int(d)) for p, d in zip(pixels, domains, strict=True)]
+            domains = torch.randint(len(_DOMAINS), (len(pixels),), generator=seed)
+            seen = [_as_domain(p[None], int(d)) for p, d in zip(pixels, domains, strict=True)]
             route_to(adapted, domains.to(pixels.device))
             logits: Tensor = adapted(torch.cat(seen))
             return logits
@@ -143,7 +143,7 @@ class Becotta(Warmed):
         finally:
             adapted.detach()
         guises = [
-            torch.cat([image_moments(as_domain(p, d)) for p in images.split(8)]) for d in range(4)
+            torch.cat([image_moments(_as_domain(p, d)) for p in images.split(8)]) for d in range(4)
         ]
         state.tensors["styles"] = torch.stack([_look(moments) for moments in guises])
         return state

@@ -71,7 +71,7 @@ class Deyo(Method):
         fall = self._fall(batch, logits, keep)
         keep = keep & (fall > config.plpd)
         one = entropy_threshold(config.kappa_weight, logits.shape[1])
-        weight = sample_weight(entropy.detach(), fall, one)
+        weight = _sample_weight(entropy.detach(), fall, one)
         return Objective(logits, masked_mean(weight * entropy, keep), keep.sum())
 
     def _fall(self, batch: Input, logits: Tensor, keep: Tensor) -> Tensor:
@@ -80,7 +80,7 @@ class Deyo(Method):
         fall = torch.zeros(len(batch), device=logits.device)
         if bool(keep.any()):
             with torch.no_grad():
-                fall[keep] = label_fall(logits[keep], self.logits(batch, shuffled[keep]))
+                fall[keep] = _label_fall(logits[keep], self.logits(batch, shuffled[keep]))
         return fall
 
     def update(self, batch: Input, objective: Objective) -> bool:
@@ -90,13 +90,13 @@ class Deyo(Method):
         return super().update(batch, objective)
 
 
-def label_fall(logits: Tensor, shuffled: Tensor) -> Tensor:
+def _label_fall(logits: Tensor, shuffled: Tensor) -> Tensor:
     """PLPD: how much probability the predicted label loses when the image is shuffled."""
     before, after = logits.detach().float().softmax(1), shuffled.detach().float().softmax(1)
     label = before.argmax(1, keepdim=True)
     return (before.gather(1, label) - after.gather(1, label)).squeeze(1)
 
 
-def sample_weight(entropy: Tensor, fall: Tensor, one: float) -> Tensor:
+def _sample_weight(entropy: Tensor, fall: Tensor, one: float) -> Tensor:
     """exp(one − entropy) + exp(fall): sure samples and shape-dependent ones count more."""
     return torch.exp(one - entropy) + torch.exp(fall)

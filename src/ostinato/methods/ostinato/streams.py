@@ -31,7 +31,7 @@ from ostinato.ops.statistics import SourceStatistics, check_fits
 from ostinato.ops.trainable import Flags, claim
 from ostinato.ops.views import Viewed
 
-RESERVED = 1024
+_RESERVED = 1024
 """Experts that a GPU has rows for from the start: captured forwards hold until there are more."""
 
 
@@ -85,7 +85,7 @@ class SharedModel(VisionModel):
         may = bool(chosen.compile) and normalize != "input" and not viewed
         if self.device.type == "cuda" and may:
             self.captures = Wholes(Borrowed(self._narrow))
-            self.stack.reserve(min(self.desk.most // 4, RESERVED))
+            self.stack.reserve(min(self.desk.most // 4, _RESERVED))
 
     def answer(self, pixels: Tensor, index: Array, rows: Rows, *, learned: bool) -> Tensor:
         """Logits of images, each under the expert in its row; on a GPU they are under way.

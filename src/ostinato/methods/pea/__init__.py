@@ -154,7 +154,7 @@ class Pea(Method):
     @torch.no_grad()
     def objective(self, batch: Input) -> Objective:
         """How far each block has moved, over all views; then their mean logits, aligned."""
-        views = seen_views(batch.pixels, self.config.views, self.config.crop)
+        views = _seen_views(batch.pixels, self.config.views, self.config.crop)
         self.shares = self._distances(views)
         with visiting(self.blocks, self._align):
             logits = [self.logits(batch, view).float() for view in views]
@@ -198,7 +198,7 @@ class Pea(Method):
             return torch.lerp(flat, aligned, share).view_as(tokens).to(tokens.dtype)
 
 
-def seen_views(pixels: Tensor, count: int, crop: float) -> list[Tensor]:
+def _seen_views(pixels: Tensor, count: int, crop: float) -> list[Tensor]:
     """The images, and up to three views: the centre enlarged, the mirror image, both."""
     height, width = pixels.shape[-2:]
     rows, columns = max(1, round(crop * height)), max(1, round(crop * width))
