@@ -24,7 +24,7 @@ from torch import Tensor
 from ostinato.domains._gaussian import difference
 from ostinato.domains._store import DomainStore
 from ostinato.domains.settings import DiscriminatorConfig, Evidence
-from ostinato.ops.expect import FLAG, Expected, Like, count, optional
+from ostinato.ops.expect import Expected, Kind, Like
 from ostinato.ops.snapshot import State
 from ostinato.types import Decision
 
@@ -201,8 +201,13 @@ class BatchRouter:
         """Descriptors that wait, all of one width, and counts."""
         waiting = Like(("pending", "width"), optional=True)
         latest = Like(("recent", "width"), optional=True)
-        domain = optional(count())
-        values = {"current": domain, "provisional": domain, "refused": count(), "calm": FLAG}
+        domain = Kind.optional(Kind.count())
+        values = {
+            "current": domain,
+            "provisional": domain,
+            "refused": Kind.count(),
+            "calm": Kind.flag(),
+        }
         return Expected({"pending": waiting, "recent": latest}, values)
 
     def import_state(self, state: State) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ostinato.errors import StateError
-from ostinato.ops.expect import Expected, Like, count, ids
+from ostinato.ops.expect import Expected, Kind, Like
 from ostinato.ops.snapshot import State
 
 PER_DOMAIN = ("sums", "counts", "mix", "spreads", "untested")
@@ -30,7 +30,7 @@ class RoutingState:
 def expected_routing(state: State, types: Mapping[str, torch.dtype]) -> Expected:
     """Tensors of the types that the router has, and counts; `read_routing` checks the rest."""
     tensors = {n: Like(tuple(state.tensors[n].shape), kind) for n, kind in types.items()}
-    values = {"ids": ids(), "next_id": count(1), "unrenewed": count()}
+    values = {"ids": Kind.ids(), "next_id": Kind.count(1), "unrenewed": Kind.count()}
     return Expected(tensors, values)
 
 

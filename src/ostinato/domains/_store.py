@@ -8,7 +8,7 @@ from torch import Tensor
 from ostinato.domains import _gaussian as gaussian
 from ostinato.domains.settings import DiscriminatorConfig
 from ostinato.errors import InputError, StateError
-from ostinato.ops.expect import Expected, Like, count, ids, listed
+from ostinato.ops.expect import Expected, Kind, Like
 from ostinato.ops.snapshot import State
 
 
@@ -176,10 +176,10 @@ class DomainStore:
         width = "width" if self.dimension is None else self.dimension
         covariance = Like((many, width, width)) if full else Like((many, width), low=0)
         tensors = {"mean": Like((many, width)), "covariance": covariance}
-        counts = listed(count(1), many)
-        values = {"ids": ids(), "weights": counts, "images": counts}
+        counts = Kind.listed(Kind.count(1), many)
+        values = {"ids": Kind.ids(), "weights": counts, "images": counts}
         return Expected(
-            tensors if known else {}, values | {"next_id": count(max(known, default=-1) + 1)}
+            tensors if known else {}, values | {"next_id": Kind.count(max(known, default=-1) + 1)}
         )
 
     def import_state(self, state: State) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ostinato.errors import StateError
-from ostinato.ops.expect import ANYTHING, Expected, Like, exactly
+from ostinato.ops.expect import ANYTHING, Expected, Kind, Like
 from ostinato.ops.optim import OptimizerState, export_optimizer, import_optimizer
 from ostinato.ops.snapshot import State
 
@@ -95,7 +95,7 @@ def expected_group(group: Group, state: State) -> Expected:
     """What a state has to hold that `Group.capture` gave for a group like this one."""
     tensors = {f"parameters/{name}": Like.of(p) for name, p in group.parameters.items()}
     if group.optimizer is None:
-        return Expected(tensors, {name: exactly(value) for name, value in _EMPTY.items()})
+        return Expected(tensors, {name: Kind.exactly(value) for name, value in _EMPTY.items()})
     inner = State(state.part("optimizer").tensors, state.values)
     wanted = OptimizerState(group.optimizer).expected(inner)
     if wanted is ANYTHING:

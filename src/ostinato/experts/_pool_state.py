@@ -9,7 +9,7 @@ from torch import nn
 
 from ostinato.errors import StateError
 from ostinato.experts._group import Group, check_state, expected_group
-from ostinato.ops.expect import Expected, Kind, exactly, ids, listed, one_of
+from ostinato.ops.expect import Expected, Kind
 from ostinato.ops.snapshot import State
 
 if TYPE_CHECKING:
@@ -60,9 +60,16 @@ def expected_pool(pool: ExpertPool, state: State) -> Expected:
     known = set(state.values["pool"]["domains"])
     active = Kind(
         "none, a domain or several",
-        lambda v: v is None or one_of(known).fits(v) or listed(one_of(known)).fits(v),
+        lambda v: (
+            v is None or Kind.one_of(known).fits(v) or Kind.listed(Kind.one_of(known)).fits(v)
+        ),
     )
-    lists = {"domains": ids(), "used": ids(), "layers": exactly(here), "active": active}
+    lists = {
+        "domains": Kind.ids(),
+        "used": Kind.ids(),
+        "layers": Kind.exactly(here),
+        "active": active,
+    }
     parts = {"pool": Expected(values=lists)}
     for name in ("shared", *state.values["pool"]["domains"]):
         part = state.part(str(name))

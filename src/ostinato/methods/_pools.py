@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ostinato.errors import StateError
-from ostinato.ops.expect import FORM, Expected, Like, form, mapped
+from ostinato.ops.expect import Expected, Kind, Like
 from ostinato.ops.snapshot import State
 
 
@@ -93,7 +93,7 @@ class PromptPool:
         if self.keys is None or self.prompts is None:
             return State({}, {"forms": {}})
         tensors = {"keys": self.keys, "prompts": self.prompts}
-        return State(tensors, {"forms": {name: form(one) for name, one in tensors.items()}})
+        return State(tensors, {"forms": {name: Like.form(one) for name, one in tensors.items()}})
 
     def expected(self, state: State) -> Expected:
         """No pair, or as many keys as prompts: of the forms it tells and the sizes there are."""
@@ -105,7 +105,7 @@ class PromptPool:
         if wanted and wanted["keys"].shape[0] != wanted["prompts"].shape[0]:
             raise ValueError("there is not a prompt for every key")
         names = ("keys", "prompts") if wanted else ()
-        return Expected(wanted, {"forms": mapped(FORM, names)})
+        return Expected(wanted, {"forms": Kind.mapped(Kind.form(), names)})
 
     def import_state(self, state: State) -> None:
         """Continue from there."""

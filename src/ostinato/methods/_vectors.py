@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from ostinato.ops.expect import Expected, Like, count
+from ostinato.ops.expect import Expected, Kind, Like
 from ostinato.ops.snapshot import State
 
 
@@ -113,7 +113,7 @@ class DomainVectors:
         """The room that was made at the start, and how much of it is taken."""
         held = {"vectors": self.vectors, "alphas": self.alphas, "scale": self.scale}
         tensors = {name: Like.of(tensor) for name, tensor in held.items()}
-        return Expected(tensors, {"count": count(1, len(self.vectors))})
+        return Expected(tensors, {"count": Kind.count(1, len(self.vectors))})
 
     def import_state(self, state: State) -> None:
         """Continue from there."""

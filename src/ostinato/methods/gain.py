@@ -15,7 +15,7 @@ from pydantic import Field
 from torch import Tensor
 
 from ostinato.methods.base import Input, Method, MethodConfig, MethodInfo, Objective
-from ostinato.ops.expect import Expected, Like, number
+from ostinato.ops.expect import Expected, Kind, Like
 from ostinato.ops.heads import final_features, find_head, select_classes, spread_classes
 from ostinato.ops.snapshot import State
 from ostinato.registry import METHODS
@@ -56,7 +56,7 @@ class _Sums:
             name: Like.of(tensor, low=low.get(name, -float("inf")))
             for name, tensor in self.export_state().tensors.items()
         }
-        return Expected(tensors, {"images": number(low=0)})
+        return Expected(tensors, {"images": Kind.number(low=0)})
 
     def import_state(self, state: State) -> None:
         """Continue from there."""

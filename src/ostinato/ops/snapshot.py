@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ostinato.errors import StateError
 from ostinato.ops._tensors import digest, read_tensors
-from ostinato.ops.expect import Expected, Like, check_finite, count, like, listed, optional
+from ostinato.ops.expect import Expected, Kind, Like, check_finite
 from ostinato.ops.files import write_atomically
 
 _FORMAT = "ostinato-state"
@@ -105,8 +105,8 @@ class Scalars(dict[str, Any]):
 
     def expected(self, state: State) -> Expected:
         """The names it started with, each with the type it had then."""
-        kinds = {name: like(value) for name, value in self._start.items()}
-        size = optional(listed(count(low=1), 2))
+        kinds = {name: Kind.like(value) for name, value in self._start.items()}
+        size = Kind.optional(Kind.listed(Kind.count(low=1), 2))
         return Expected(values=kinds | dict.fromkeys(self._sizes, size))
 
     def with_sizes(self, *names: str) -> Self:

@@ -11,7 +11,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from ostinato.ops.expect import FORM, Expected, Like, count, form, mapped, number
+from ostinato.ops.expect import Expected, Kind, Like
 from ostinato.ops.losses import distribution_entropy
 from ostinato.ops.snapshot import State
 
@@ -101,7 +101,7 @@ class CollapseGuard:
         text = lambda known: {str(k): v for k, v in known.items()}  # noqa: E731
         values = {"seen": self._seen, "best": self._best}
         values |= {"good": self._good, "strikes": self._strikes}
-        values |= {"forms": {group: form(mean) for group, mean in self._means.items()}}
+        values |= {"forms": {group: Like.form(mean) for group, mean in self._means.items()}}
         return State(
             {str(k): v for k, v in self._means.items()},
             {name: text(known) for name, known in values.items()},
@@ -113,9 +113,15 @@ class CollapseGuard:
         means = {str(name): Like.told(one, 0, 1.001) for name, one in forms.items()}
         if any(len(mean.shape) != 1 for mean in means.values()):
             raise ValueError("a mean prediction has one number a class")
-        values = {"seen": mapped(count(1), set(means)), "best": mapped(number(low=0))}
-        values |= {"forms": mapped(FORM)}
-        return Expected(means, values | {"good": mapped(count()), "strikes": mapped(count(1))})
+        values = {
+            "seen": Kind.mapped(Kind.count(1), set(means)),
+            "best": Kind.mapped(Kind.number(low=0)),
+        }
+        values |= {"forms": Kind.mapped(Kind.form())}
+        return Expected(
+            means,
+            values | {"good": Kind.mapped(Kind.count()), "strikes": Kind.mapped(Kind.count(1))},
+        )
 
     def import_state(self, state: State) -> None:
         """Continue from there."""

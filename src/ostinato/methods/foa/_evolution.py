@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from ostinato.ops.expect import Expected, Like, count, number
+from ostinato.ops.expect import Expected, Kind, Like
 from ostinato.ops.snapshot import State
 
 _TENSORS = ("mean", "covariance", "axes", "lengths", "path", "long_path")
@@ -145,8 +145,8 @@ class Evolution:
         lows = {"lengths": 0.0}
         tensors = {n: Like.of(getattr(self, n), lows.get(n, -math.inf)) for n in _TENSORS}
         generations = state.values["generation"]
-        values = {"sigma": number(low=1e-300), "generation": count()}
-        return Expected(tensors, values | {"at": count(high=generations)})
+        values = {"sigma": Kind.number(low=1e-300), "generation": Kind.count()}
+        return Expected(tensors, values | {"at": Kind.count(high=generations)})
 
     def import_state(self, state: State) -> None:
         """Continue from there."""

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from ostinato.errors import StateError
 from ostinato.methods._shifts import Look, patch_tokens
 from ostinato.ops.blocks import find_blocks
-from ostinato.ops.expect import Expected, Like, count
+from ostinato.ops.expect import Expected, Kind, Like
 from ostinato.ops.snapshot import State
 
 
@@ -123,7 +123,7 @@ class CodeBank:
     def expected(self, state: State) -> Expected:
         """The room that was made at the start, and how much of it is taken."""
         tensors = {"codes": Like.of(self.codes), "looks": Like.of(self.looks)}
-        return Expected(tensors, {"count": count(1, len(self.codes))})
+        return Expected(tensors, {"count": Kind.count(1, len(self.codes))})
 
     def import_state(self, state: State) -> None:
         """Continue from there."""

@@ -10,7 +10,7 @@ from ostinato.errors import StateError
 from ostinato.experts.flat import FlatBranches
 from ostinato.experts.maps import map_rank
 from ostinato.methods.ostinato._bank import HOTTEST
-from ostinato.ops.expect import Expected, Like, count, ids, number
+from ostinato.ops.expect import Expected, Kind, Like
 from ostinato.ops.snapshot import State
 
 PARTS = ("scale", "down", "up", "shift", "prefix")
@@ -32,7 +32,7 @@ def expected_bank(state: State, branches: Branches, most: int, sizes: tuple[int,
     if known is None:
         raise StateError("The state has no domains of this method.")
     shared = branches("shared").expected(state)
-    lists = Expected(values={"domains": ids(1), "updates": count()})
+    lists = Expected(values={"domains": Kind.ids(1), "updates": Kind.count()})
     parts = {"shared": shared, "bank": lists}
     for domain in known["domains"]:
         learned, part = branches(domain).expected(state), state.part(str(domain))
@@ -55,12 +55,17 @@ def expected_domain(part: State, branches: Expected, most: int, described: int) 
     tensors["place"] = Like((described if placed else 0,))
     for block in range(int(part.values["blocks"])):
         tensors |= _maps(block, int(part.tensors[f"maps.scale.{block}"].numel()))
-    values = {"due": count(), "images": count(), "used": count(), "blocks": count()}
-    values |= {"made_at": count(), "place_of": count(), "patience": count()}
-    values |= {"waiting": count(high=_buffered(part, "recent", most))}
-    values |= {"share": number(0, 1), "variety": number(low=0)}
-    values |= {"unsure": number(low=0), "temperature": number(1, HOTTEST)}
-    values |= {"skipped": count(), "excess": number(-1.01, 1.01)}
+    values = {
+        "due": Kind.count(),
+        "images": Kind.count(),
+        "used": Kind.count(),
+        "blocks": Kind.count(),
+    }
+    values |= {"made_at": Kind.count(), "place_of": Kind.count(), "patience": Kind.count()}
+    values |= {"waiting": Kind.count(high=_buffered(part, "recent", most))}
+    values |= {"share": Kind.number(0, 1), "variety": Kind.number(low=0)}
+    values |= {"unsure": Kind.number(low=0), "temperature": Kind.number(1, HOTTEST)}
+    values |= {"skipped": Kind.count(), "excess": Kind.number(-1.01, 1.01)}
     learned = {"branches": branches} if "branches" in part.values else {}
     return Expected(tensors, values, learned)
 

@@ -22,7 +22,7 @@ from ostinato.methods.pea._colouring import (
 )
 from ostinato.models import VisionModel
 from ostinato.ops.blocks import find_blocks
-from ostinato.ops.expect import Expected, Like, mapped, number
+from ostinato.ops.expect import Expected, Kind, Like
 from ostinato.ops.features import FeatureTaps
 from ostinato.ops.losses import softmax_entropy
 from ostinato.ops.snapshot import Scalars, State
@@ -72,7 +72,7 @@ class _Drift:
         for block in state.values["usual"]:
             tensors[f"{block}.mean"] = Like((block,))
             tensors[f"{block}.covariance"] = Like((block, block))
-        return Expected(tensors, {"usual": mapped(number(low=0))})
+        return Expected(tensors, {"usual": Kind.mapped(Kind.number(low=0))})
 
     def import_state(self, state: State) -> None:
         """Continue from there."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ostinato.errors import StateError
-from ostinato.ops.expect import Expected, Like, count, declaration
+from ostinato.ops.expect import Expected, Kind, Like
 from ostinato.ops.losses import distribution_entropy, marginal, softmax_entropy
 from ostinato.ops.optim import OptimizerState, make_optimizer
 from ostinato.ops.snapshot import State, Stateful
@@ -106,7 +106,7 @@ class Styles:
         if state.values["seen"]:
             tensors["sample"] = Like((self.memory, width))
         inner = OptimizerState(fresh).expected(state.part("optimizer"))
-        return Expected(tensors, {"seen": count()}, {"optimizer": inner})
+        return Expected(tensors, {"seen": Kind.count()}, {"optimizer": inner})
 
     def import_state(self, state: State) -> None:
         """Continue from there."""
@@ -214,8 +214,8 @@ class Slots:
     def expected(self, state: State) -> Expected:
         """Slots from 0 on, each a whole state of the inner method, and which one is active."""
         names = [f"slot{number}" for number in range(len(state.values) - 1)]
-        parts = {name: declaration(name, self.inner, state.part(name)) for name in names}
-        return Expected({}, {"active": count(high=len(names) - 1)}, parts)
+        parts = {name: Expected.of(name, self.inner, state.part(name)) for name in names}
+        return Expected({}, {"active": Kind.count(high=len(names) - 1)}, parts)
 
     def import_state(self, state: State) -> None:
         """Continue from there."""

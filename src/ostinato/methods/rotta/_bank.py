@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ostinato.errors import StateError
-from ostinato.ops.expect import LARGEST, Expected, Kind, Like, count, listed, number
+from ostinato.ops.expect import LARGEST, Expected, Kind, Like
 from ostinato.ops.snapshot import State
 
 
@@ -129,7 +129,7 @@ class BalancedBank:
         """At most `capacity` images, and a label, an uncertainty and an age of each."""
         images = Like((self.capacity, 3, "height", "width"), low=-1e-3, high=1 + 1e-3)
         last = self.classes - 1 if self.classes else LARGEST  # the first batch tells how many
-        kinds = (count(high=last), number(low=-1e-3), count())
+        kinds = (Kind.count(high=last), Kind.number(low=-1e-3), Kind.count())
         entry = Kind(
             "a label, an uncertainty and an age",
             lambda row: (
@@ -139,7 +139,7 @@ class BalancedBank:
             ),
         )
         tensors = {"images": images} if state.values["entries"] or state.tensors else {}
-        return Expected(tensors, {"entries": listed(entry)})
+        return Expected(tensors, {"entries": Kind.listed(entry)})
 
     def import_state(self, state: State) -> None:
         """Continue from there."""
