@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from ostinato.cli import main as ostinato
-from ostinato.data.datasets._labelled import wordnet_ids
+from ostinato.data.datasets.labelled import wordnet_ids
 from ostinato.registry import METHODS, TABLES
 from ostinato.running.job import resolve
 from ostinato.running.results import RunFolder

@@ -80,7 +80,7 @@ def open_source(text: str, root: str | Path | None = None) -> Dataset:
 
 def _folder(path: Path) -> Dataset:
     """Folders named by WordNet ids are ImageNet's classes, any others the user's own."""
-    from ostinato.data.datasets._labelled import wordnet_index
+    from ostinato.data.datasets.labelled import wordnet_index
 
     dataset = open_dataset("folder", path)
     if all(name in wordnet_index() for name in dataset.class_names):

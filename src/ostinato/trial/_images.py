@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from ostinato.data.corruptions import COMMON, Constants, corrupt
-from ostinato.data.datasets._files import list_images, subfolders
-from ostinato.data.datasets._labelled import LabelledFiles
 from ostinato.data.datasets.array import ArrayDataset
 from ostinato.data.datasets.base import Dataset
+from ostinato.data.datasets.labelled import LabelledFiles
+from ostinato.data.datasets.listing import list_images, subfolders
 from ostinato.data.segments import Domain, stable_hash
 from ostinato.errors import ConfigError, DataError
 from ostinato.models import Normalize, VisionModel

@@ -10,14 +10,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ostinato.data.datasets._files import (
-    decode_rgb,
-    list_images,
-    locate,
-    subfolders,
-    wrong_layout,
-)
+from ostinato.data.datasets._files import decode_rgb, locate, wrong_layout
 from ostinato.data.datasets._spans import Spans
+from ostinato.data.datasets.listing import list_images, subfolders
 from ostinato.errors import DataError, did_you_mean
 
 
