@@ -41,7 +41,7 @@ TINY = Plan((SOURCE, ROBUST), (2025,), BATCH)
 DRIVER = """
 import sys
 from ostinato import cli
-from ostinato.demo import plan
+from ostinato.demo import _plan as plan
 from ostinato.demo._plan import BATCH, ROWS, Plan
 
 if __name__ == "__main__":
