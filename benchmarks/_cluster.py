@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from ostinato.scale.cluster import NAMESPACE, get_ray
+from ostinato.scale.cluster import NAMESPACE, _get_ray
 
 
 @contextmanager
 def nodes(count: int, cpus: float = 1.0) -> Iterator[tuple[Any, list[Any]]]:
     """A cluster whose head computes nothing, and so many nodes that do."""
-    ray = get_ray()
+    ray = _get_ray()
     from ray.cluster_utils import Cluster
 
     small = {"object_store_memory": 200 << 20, "include_dashboard": False}

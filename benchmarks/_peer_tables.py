@@ -10,7 +10,7 @@ from typing import Any
 
 from ostinato.registry import TABLES
 from ostinato.running.spec import parse_pairs
-from ostinato.tables.plan import plan_table
+from ostinato.tables._plan import plan_table
 from ostinato.tables.request import Request
 from ostinato.tables.search import read_factors
 

@@ -17,7 +17,7 @@ from ostinato.data.loading import load_batch
 from ostinato.data.segments import Domain, Segment, shuffled
 from ostinato.data.streams import Stream, build_stream
 from ostinato.domains.texture import Texture
-from ostinato.ops.altered import altered
+from ostinato.ops._altered import altered
 from ostinato.ops.whitening import Content
 
 AT_ONCE = 50

@@ -16,7 +16,7 @@ def check(folder: Path, given: argparse.Namespace, bodies: list[bytes], notes: l
     from ostinato import adapt
     from ostinato.data.embedded import STATISTICS, asset_path, embedded_model
     from ostinato.serve.loading import load_served
-    from ostinato.serve.replaying import read_lives, split_version, verify
+    from ostinato.serve.replaying import _read_lives, _split_version, verify
     from ostinato.serve.settings import Settings
     from ostinato.serve.store import Store
 
@@ -27,11 +27,11 @@ def check(folder: Path, given: argparse.Namespace, bodies: list[bytes], notes: l
     worst, compared, same, snapshots = 0.0, 0, 0, 0
     for name in [f"cam-{at}" for at in range(given.checked)]:
         row = next(one for one in store.streams() if one.name == name)
-        lives = read_lives(store.events(row.id, most=10**9))
+        lives = _read_lives(store.events(row.id, most=10**9))
         wanted: dict[tuple[str, int], list[Note]] = {}
         for note in notes:
             if note.stream == name and note.answer is not None:
-                wanted.setdefault(split_version(note.version), []).append(note)
+                wanted.setdefault(_split_version(note.version), []).append(note)
         adapted = adapt(embedded_model(), statistics=asset_path(STATISTICS))
         life = min(life for life, _ in wanted)
         for number in range(max(n for at, n in wanted if at == life) + 1):

@@ -26,7 +26,7 @@ NURSERY = """
 import os, signal, sys
 import timm, torchvision
 import ostinato.models.loading, ostinato.serve.running
-from ostinato.serve import routes_operate, routes_page, routes_predict, routes_read
+from ostinato.serve import _routes_operate, _routes_page, _routes_predict, _routes_read
 from ostinato.cli import main
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)
 print("ready", flush=True)

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from ostinato.checks import small_batches
-from ostinato.checks.building import builder
+from ostinato.checks._building import builder
 from ostinato.errors import StateError
 from ostinato.methods.base import Method
 from ostinato.ops import snapshot

@@ -14,7 +14,7 @@ import torch
 from attack_count import Count
 
 from ostinato.checks import small_batches
-from ostinato.checks.building import builder, run, same, taken_back
+from ostinato.checks._building import builder, run, same, taken_back
 from ostinato.errors import InputError
 from ostinato.methods.base import Method
 from ostinato.registry import METHODS

@@ -25,7 +25,7 @@ import ostinato
 from ostinato.experts.routed import Expert
 from ostinato.methods.base import Input
 from ostinato.methods.ostinato import Ostinato
-from ostinato.methods.ostinato.trust import likely
+from ostinato.methods.ostinato._trust import likely
 from ostinato.models.loading import load_model
 from ostinato.ops.batchnorm import OtherStatistics
 from ostinato.running.job import open_stream

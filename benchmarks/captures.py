@@ -25,8 +25,8 @@ from torch import Tensor, nn
 
 from ostinato.api import adapt, collect_statistics
 from ostinato.models import VisionModel
-from ostinato.speed.traffic import Traffic
-from ostinato.speed.ways import trusting
+from ostinato.speed._traffic import Traffic
+from ostinato.speed._ways import trusting
 from ostinato.types import StepOutput
 
 Batches = list[tuple[str, Tensor]]

@@ -33,7 +33,7 @@ from ostinato.methods.ostinato.streams import SharedModel, StreamMethod
 from ostinato.ops.precision import products
 from ostinato.serve.loading import load_served, method_config
 from ostinato.serve.settings import Settings
-from ostinato.speed.ways import trusting
+from ostinato.speed._ways import trusting
 
 
 def parse() -> argparse.Namespace:

@@ -28,10 +28,10 @@ from torchvision.models import get_model
 from ostinato.domains import texture as domain_texture
 from ostinato.experts.routed import Branch
 from ostinato.experts.stack import Layout, Stack, StackPass
-from ostinato.methods.ostinato.step import LearningPass
+from ostinato.methods.ostinato._step import LearningPass
 from ostinato.ops import kernels
-from ostinato.speed.traffic import Traffic
-from ostinato.speed.ways import Setting, make_way, ours, trusting
+from ostinato.speed._traffic import Traffic
+from ostinato.speed._ways import Setting, make_way, ours, trusting
 
 GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"
@@ -246,7 +246,7 @@ def time_alone(count: int, model: nn.Module) -> None:
 def sweep(count: int) -> None:
     """Kernels with the work cut otherwise."""
     from ostinato.ops.kernels import branches, learned, maps, texture
-    from ostinato.ops.kernels.cuts import Tiles
+    from ostinato.ops.kernels._cuts import Tiles
 
     works = works_of(count)
     print(f"\nbatch {count}, other cuts: tokens, features, warps, stages; ms of the GPU")

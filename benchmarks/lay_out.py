@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from ostinato.data.datasets._labelled import wordnet_ids
+from ostinato.data.datasets.labelled import wordnet_ids
 
 
 def lay_out(archive: Path, root: Path, clean: int, tune: int, seed: int) -> dict[str, int]:

@@ -22,7 +22,7 @@ from _serving import images
 
 from ostinato import adapt, collect_statistics
 from ostinato.ops.snapshot import State, encode_state
-from ostinato.scale.keeper import Keeper
+from ostinato.scale._keeper import Keeper
 from ostinato.serve.settings import Settings
 
 

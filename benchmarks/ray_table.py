@@ -22,8 +22,8 @@ from rich.console import Console
 
 from ostinato.running.results import RunFolder
 from ostinato.scale.sweep import RayEngine
+from ostinato.tables._render import TableResult
 from ostinato.tables.assemble import build_table
-from ostinato.tables.render import TableResult
 from ostinato.tables.request import Request
 
 TIMED = ("img/s",)

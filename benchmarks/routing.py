@@ -28,7 +28,7 @@ from _routing_data import Images, batches
 from ostinato.domains.router import Router
 from ostinato.domains.verdict import SOURCE
 from ostinato.errors import OstinatoError
-from ostinato.scoring.routing import adjusted_mutual_information
+from ostinato.scoring._routing import adjusted_mutual_information
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 import ostinato
 from ostinato.models import VisionModel
-from ostinato.running.fit import resolve_device
+from ostinato.running.devices import resolve_device
 from ostinato.running.provenance import describe_device
 from ostinato.speed.measure import LiveTensors
 

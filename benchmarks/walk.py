@@ -83,7 +83,6 @@ def one_batch() -> Walk:
 def one_row() -> Walk:
     """One row of one table with one seed: planned, run, rendered."""
     from ostinato.tables.assemble import build_table
-    from ostinato.tables.render import render
     from ostinato.tables.request import Request
 
     with tempfile.TemporaryDirectory() as folder:
@@ -92,7 +91,7 @@ def one_row() -> Walk:
         quiet = Console(file=io.StringIO())
         build_table("imagenet-c", request, quiet)  # what is made once for all is made
         again = Request(methods=("tent",), seeds=(1,), changes=data, out=Path(folder), again=True)
-        return Walk().of(lambda: render(build_table("imagenet-c", again, quiet), "markdown"))
+        return Walk().of(lambda: build_table("imagenet-c", again, quiet).render("markdown"))
 
 
 def public_names() -> int:

@@ -28,12 +28,12 @@ import torch
 from torch import Tensor, distributed, nn
 
 from ostinato.api import adapt, collect_statistics
-from ostinato.checks.small import clean_images, small_batches, small_model
+from ostinato.checks._small import clean_images, small_batches, small_model
 from ostinato.data.corruptions import corrupt
 from ostinato.data.embedded import STATISTICS, asset_path, embedded_images, embedded_model
 from ostinato.ops.processes import Processes
 from ostinato.ops.statistics import SourceStatistics
-from ostinato.speed.ways import trusting
+from ostinato.speed._ways import trusting
 
 SETTINGS: dict[str, Any] = {"micro": 8, "enough": 8, "shared_rank": 4, "domain_rank": 2}
 BATCH = 18

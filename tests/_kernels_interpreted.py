@@ -18,7 +18,7 @@ from ostinato.domains.texture import _at_once, _described
 from ostinato.experts.flat import FlatBranches
 from ostinato.experts.routed import SCALE, BlockMap, Branch, Expert, Hooks, Pass
 from ostinato.experts.stack import Layout, Rows, Stack, StackPass, moved_by
-from ostinato.methods.ostinato.step import LearningPass
+from ostinato.methods.ostinato._step import LearningPass
 from ostinato.ops import kernels
 from ostinato.ops.kernels.branches import Pair, fed_rows
 from ostinato.ops.kernels.maps import Parts, moved_and_first, moved_rows

@@ -19,13 +19,13 @@ from torch import Tensor
 
 from ostinato.data.corruptions import corrupt
 from ostinato.data.embedded import embedded_images
+from ostinato.serve._unwritten import FEW
+from ostinato.serve._wire import choose_parser
 from ostinato.serve.app import make_app
 from ostinato.serve.fleet import Fleet
 from ostinato.serve.loading import Served, load_served
 from ostinato.serve.running import listen
 from ostinato.serve.settings import Settings
-from ostinato.serve.unwritten import FEW
-from ostinato.serve.wire import choose_parser
 
 METHOD = {"enough": 8, "micro": 8, "shared_rank": 4, "domain_rank": 2, "buffer": 16}
 HOME = "http://127.0.0.1"

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ostinato.scale.calls import Call
-from ostinato.scale.keeper import Keeper
+from ostinato.scale._calls import Call
+from ostinato.scale._keeper import Keeper
 from ostinato.scale.shard import Shard
 
 small = runpy.run_path(str(Path(__file__).with_name("_serve_small.py")))

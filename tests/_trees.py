@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from ostinato.data.corruptions import COMMON
-from ostinato.data.datasets._labelled import wordnet_ids
 from ostinato.data.datasets.imagenet_v2 import VARIANTS
+from ostinato.data.datasets.labelled import wordnet_ids
 
 
 def picture(path: Path, value: int = 0, size: tuple[int, int] = (16, 16)) -> Path:

@@ -22,12 +22,12 @@ from torch import Tensor, distributed
 
 from ostinato.api import adapt, collect_statistics, prepare
 from ostinato.checks import small_batches, small_model
-from ostinato.checks.small import clean_images, example_model, small_cnn
+from ostinato.checks._small import clean_images, example_model, small_cnn
 from ostinato.errors import OstinatoError
 from ostinato.ops.processes import Processes
 from ostinato.ops.statistics import SourceStatistics
 from ostinato.registry import METHODS
-from ostinato.speed.ways import trusting
+from ostinato.speed._ways import trusting
 
 bench = runpy.run_path(str(Path(__file__).parents[1] / "benchmarks" / "wide.py"))
 Case, parts = bench["Case"], bench["parts"]

@@ -11,13 +11,13 @@ from torch import Tensor
 
 import ostinato
 from ostinato.checks import small_batches, small_model
-from ostinato.checks.building import builder
+from ostinato.checks._building import builder
 from ostinato.methods import answering
 from ostinato.methods import ostinato as learner
 from ostinato.ops import allocator
-from ostinato.ops.allocator import Held, give_back, hold_little, resident
+from ostinato.ops.allocator import _Held, _resident, give_back, hold_little
 from ostinato.registry import METHODS
-from ostinato.soak.memory import memory
+from ostinato.soak._memory import memory
 
 glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
 proc = pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="no /proc here")
@@ -25,7 +25,7 @@ proc = pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="no /pro
 
 def scattered(share: float) -> list[Tensor]:
     """Pieces of 64 kB, all that is left of as many bytes as a share of the process."""
-    many = [torch.ones(16_000) for _ in range(int(share * resident() / 64_000))]
+    many = [torch.ones(16_000) for _ in range(int(share * _resident() / 64_000))]
     return many[::50]
 
 
@@ -51,16 +51,16 @@ def test_another_c_library_is_left_alone(monkeypatch):
 @glibc
 @proc
 def test_batches_hold_little_between_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(allocator, "_held", Held())
+    monkeypatch.setattr(allocator, "_held", _Held())
     adapted, batch = ostinato.adapt(small_model(), "tent"), small_batches(1)[0]
     adapted(batch)
     give_back()
-    rest, kept = resident(), list[Tensor]()
+    rest, kept = _resident(), list[Tensor]()
     for _ in range(6):
         kept += scattered(1 / 6)
         adapted(batch)
         used = sum(one.nbytes for one in kept)
-        assert resident() < 1.12 * rest + used  # a tenth, and what the batch itself may leave
+        assert _resident() < 1.12 * rest + used  # a tenth, and what the batch itself may leave
 
 
 @pytest.mark.parametrize("way", ["step", "learn"])
@@ -78,22 +78,22 @@ def test_whatever_learns_holds_little(way: str, monkeypatch: pytest.MonkeyPatch)
 @glibc
 @proc
 def test_what_one_update_frees_may_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(allocator, "_held", Held())
+    monkeypatch.setattr(allocator, "_held", _Held())
     give_back()
     kept = scattered(1 / 16)
-    before = resident()
+    before = _resident()
     assert not hold_little()
-    assert resident() == pytest.approx(before, rel=0.01)
+    assert _resident() == pytest.approx(before, rel=0.01)
     kept += scattered(1 / 5)
     assert hold_little()
-    assert resident() < 1.1 * before
+    assert _resident() < 1.1 * before
 
 
 def of_sizes(monkeypatch: pytest.MonkeyPatch, *sizes: int) -> None:
     """A process that has these sizes one after the other, as they are asked for."""
     known = iter(sizes)
-    monkeypatch.setattr(allocator, "_held", Held())
-    monkeypatch.setattr(allocator, "resident", lambda: next(known))
+    monkeypatch.setattr(allocator, "_held", _Held())
+    monkeypatch.setattr(allocator, "_resident", lambda: next(known))
     monkeypatch.setattr(allocator, "_trim", lambda: lambda _: 1)
 
 
@@ -112,7 +112,7 @@ def test_batches_that_all_take_much_are_let_be_for_the_most_part(
     for _ in range(200):
         found.append(hold_little())
         if not found[-1]:
-            allocator.resident()  # as small again before the next batch
+            allocator._resident()  # as small again before the next batch
     assert all(found[:8])
     assert sum(found[40:]) == 160 / 8
 
@@ -121,5 +121,5 @@ def test_a_system_that_does_not_tell_is_left_alone(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(allocator, "_STATM", tmp_path / "none")
-    assert resident() == 0
+    assert _resident() == 0
     assert not hold_little()

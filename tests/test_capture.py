@@ -18,11 +18,11 @@ from ostinato.experts import compiled
 from ostinato.experts.routed import Expert
 from ostinato.experts.stack import StackPass
 from ostinato.methods.base import Input
-from ostinato.methods.ostinato import turns
-from ostinato.methods.ostinato.answers import Answers
-from ostinato.methods.ostinato.published import Placed
+from ostinato.methods.ostinato import _turns as turns
+from ostinato.methods.ostinato._answers import Answers
+from ostinato.methods.ostinato._published import Placed
 from ostinato.ops import kernels
-from ostinato.speed.ways import trusting
+from ostinato.speed._ways import trusting
 
 kit = runpy.run_path(str(Path(__file__).with_name("_ostinato_small.py")))
 clean, shifted = kit["clean"], kit["shifted"]

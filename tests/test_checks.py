@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from ostinato.checks import check_method, small_batches
-from ostinato.checks.building import builder
+from ostinato.checks._building import builder
 from ostinato.methods.base import Input, Method, MethodInfo, Objective
 from ostinato.ops.snapshot import Scalars, State
 from ostinato.registry import METHODS

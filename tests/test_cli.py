@@ -22,7 +22,7 @@ from ostinato.data.embedded import embedded_images, embedded_model
 from ostinato.errors import ConfigError, DataError, MissingResource
 from ostinato.models import fingerprint
 from ostinato.ops.snapshot import load_state
-from ostinato.running.source_images import fitting_transform, load_source, open_source
+from ostinato.running.source_images import _fitting_transform, load_source, open_source
 
 METHODS_PAGE = Path(__file__).parents[1] / "docs" / "methods.md"
 PREPARE = ["--model", "embedded", "--data", "embedded-tune", "--device", "cpu"]
@@ -248,7 +248,7 @@ def test_images_are_sized_for_the_model(photos: Path) -> None:
     model = small_model()
     for size, expected in ((32, "none"), (224, "resize256-crop224")):
         model.pretrained_cfg = {"input_size": (3, size, size)}  # type: ignore[assignment]
-        assert fitting_transform(model, dataset, [0, 1]) == expected
+        assert _fitting_transform(model, dataset, [0, 1]) == expected
     with pytest.raises(ConfigError, match="resize224"):
         load_source(dataset, embedded_model(), transform="resize224")
 

@@ -18,7 +18,7 @@ from ostinato.checks import small_model
 from ostinato.config import Config
 from ostinato.errors import ConfigError, OstinatoError, UnknownName
 from ostinato.registry import METHODS, TABLES, Registry
-from ostinato.tables.plan import plan_table
+from ostinato.tables._plan import plan_table
 from ostinato.tables.request import Request
 
 

@@ -16,7 +16,7 @@ from ostinato.data.corruptions._filters import blur, motion, whole_weights
 from ostinato.data.corruptions._frost import textures
 from ostinato.data.corruptions._zoom import _by_pictures, _by_rows
 from ostinato.data.corruptions.blur import _shuffle
-from ostinato.data.corruptions.spatter import _distance, edges
+from ostinato.data.corruptions.spatter import _distance, _edges
 from ostinato.data.corruptions.weather import plasma
 from ostinato.registry import CORRUPTIONS
 
@@ -132,14 +132,14 @@ def through_pillow(image: torch.Tensor, quality: int) -> torch.Tensor:
 @pytest.mark.parametrize("quality", [1, 7, 10, 15, 18, 25, 40, 50, 58, 65, 80, 100])
 @pytest.mark.parametrize("size", [(64, 48), (45, 70), (33, 33), (8, 9), (31, 64)])
 def test_jpeg_is_the_codecs_to_the_bit(quality: int, size: tuple[int, int]) -> None:
-    assert jpeg.codec_agrees(), "Pillow here is not built with libjpeg-turbo."
+    assert jpeg._codec_agrees(), "Pillow here is not built with libjpeg-turbo."
     noise = torch.randint(0, 256, (3, *size), generator=torch.Generator().manual_seed(quality))
     images = torch.stack((scene(*size), noise.to(torch.uint8), (noise > 127).to(torch.uint8) * 255))
     theirs = torch.stack([through_pillow(image, quality) for image in images])
-    assert torch.equal(jpeg.by_operators(images, quality), theirs)
-    assert torch.equal(jpeg.by_codec(images, quality), theirs)
+    assert torch.equal(jpeg._by_operators(images, quality), theirs)
+    assert torch.equal(jpeg._by_codec(images, quality), theirs)
     turned = images.transpose(2, 3).contiguous().transpose(2, 3)
-    assert torch.equal(jpeg.by_codec(turned, quality), theirs)
+    assert torch.equal(jpeg._by_codec(turned, quality), theirs)
 
 
 @pytest.mark.parametrize("fault", ["another picture", "no codec"])
@@ -154,13 +154,13 @@ def test_jpeg_without_that_codec_is_the_operators(
             raise OSError("encoder jpeg not available")
         return x
 
-    monkeypatch.setattr(jpeg, "by_codec", other)
-    jpeg.codec_agrees.cache_clear()
+    monkeypatch.setattr(jpeg, "_by_codec", other)
+    jpeg._codec_agrees.cache_clear()
     try:
-        assert not jpeg.codec_agrees()
+        assert not jpeg._codec_agrees()
         assert torch.equal(corrupt(image, "jpeg_compression", 4, [0]), wanted)
     finally:
-        jpeg.codec_agrees.cache_clear()
+        jpeg._codec_agrees.cache_clear()
 
 
 @pytest.mark.parametrize("constants", ["imagenet", "cifar"])
@@ -191,7 +191,7 @@ def test_edges_and_distances_of_drops() -> None:
     layer = ndimage.gaussian_filter(noise, 3)
     layer = np.where(layer < 0.68, 0, layer * 255).astype(np.uint8)
     theirs = cv2.Canny(layer, 50, 150) > 0
-    ours = edges(torch.from_numpy(layer).float()[None], 50, 150)[0].numpy()
+    ours = _edges(torch.from_numpy(layer).float()[None], 50, 150)[0].numpy()
     assert (ours ^ theirs).sum() < 0.1 * theirs.sum()
     exact = ndimage.distance_transform_edt(~theirs).clip(max=20)
     assert np.abs(_distance(torch.from_numpy(theirs)[None])[0].numpy() - exact).max() < 1e-4

@@ -16,8 +16,8 @@ from rich.console import Console
 
 from ostinato.data.check import check
 from ostinato.data.corruptions import COMMON
-from ostinato.data.datasets._labelled import wordnet_ids
 from ostinato.data.datasets.base import open_dataset
+from ostinato.data.datasets.labelled import wordnet_ids
 from ostinato.errors import ConfigError, DataError
 
 trees = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("_trees.py"))))

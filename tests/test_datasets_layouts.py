@@ -13,7 +13,7 @@ import torch
 from ostinato.data.check import check
 from ostinato.data.datasets.array import ArrayDataset
 from ostinato.data.datasets.base import open_dataset
-from ostinato.data.datasets.cityscapes import train_id_table
+from ostinato.data.datasets.cityscapes import _train_id_table
 from ostinato.data.datasets.folder import FolderDataset
 from ostinato.errors import ConfigError, DataError, UnknownName
 from ostinato.registry import DATASETS
@@ -158,7 +158,7 @@ def test_cityscapes_maps_label_ids_and_prefers_train_ids(tmp_path: Path) -> None
     assert data[0].label.tolist() == mapped
     trees.label_map(folder / f"{stem}_gtFine_labelTrainIds.png", np.full((3, 3), 4))
     assert open_dataset("cityscapes", tmp_path)[0].label.unique().tolist() == [4]
-    assert int((train_id_table() != 255).sum()) == 19
+    assert int((_train_id_table() != 255).sum()) == 19
 
 
 @pytest.mark.parametrize("nested", [True, False])

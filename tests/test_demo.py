@@ -21,10 +21,13 @@ import pytest
 from rich.console import Console
 
 from ostinato import cli
-from ostinato.demo import command, folder, plan, workers
-from ostinato.demo.folder import Job, choose_home, prepare
-from ostinato.demo.live import picture
-from ostinato.demo.plan import BATCH, DOMAINS, ROUNDS, ROWS, Plan, Row
+from ostinato.demo import _folder as folder
+from ostinato.demo import _plan as plan
+from ostinato.demo import _workers as workers
+from ostinato.demo import command
+from ostinato.demo._folder import Job, choose_home, prepare
+from ostinato.demo._live import picture
+from ostinato.demo._plan import BATCH, DOMAINS, ROUNDS, ROWS, Plan, Row
 from ostinato.errors import ConfigError, OstinatoError
 from ostinato.running import runner
 from ostinato.running.results import RunFolder
@@ -38,8 +41,8 @@ TINY = Plan((SOURCE, ROBUST), (2025,), BATCH)
 DRIVER = """
 import sys
 from ostinato import cli
-from ostinato.demo import plan
-from ostinato.demo.plan import BATCH, ROWS, Plan
+from ostinato.demo import _plan as plan
+from ostinato.demo._plan import BATCH, ROWS, Plan
 
 if __name__ == "__main__":
     plan.DOMAINS = plan.DOMAINS[:2]
@@ -304,7 +307,7 @@ def test_the_table_holds_means_and_spreads_of_the_runs(tmp_path: Path) -> None:
     for job in jobs:
         robust = job.row == ROBUST
         fake_run(job, wrongs[job.spec.seed], found=(4 if job.spec.seed == 2025 else 5) * robust)
-    wide, narrow = command.table_text(plan, jobs), command.table_text(plan, jobs, 80)
+    wide, narrow = command._table_text(plan, jobs), command._table_text(plan, jobs, 80)
     words = [[w for w in text.split() if "─" not in w] for text in (wide, narrow)]
     assert words[0] == words[1]
     assert max(map(len, narrow.splitlines())) <= 80
@@ -465,7 +468,7 @@ def test_the_quick_command_works_in_an_empty_folder(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_whole_demo_shows_what_it_is_there_for(tmp_path: Path) -> None:
     plan = Plan.make()
-    page = command.show(plan, tmp_path, Console(file=io.StringIO()))
+    page = command._show(plan, tmp_path, Console(file=io.StringIO()))
     assert page.is_file()
     runs = {
         row.title: [

@@ -16,7 +16,7 @@ from ostinato.domains.descriptor import (
     RgbHistogram,
     Style,
     _dft_matrix,
-    radius_for,
+    _radius_for,
 )
 from ostinato.domains.texture import _trues
 from ostinato.errors import ConfigError, InputError
@@ -41,7 +41,7 @@ def test_low_is_fft_shift_crop(height: int, width: int, seed: int, data: st.Data
     radius = data.draw(st.none() | st.integers(1, (min(height, width) - 1) // 2))
     x = images(height, width, seed)
     found = LowFrequency(radius)(x)
-    l = radius_for(height, width, radius)  # noqa: E741
+    l = _radius_for(height, width, radius)  # noqa: E741
     r, c = height // 2, width // 2
     crop = centred_spectrum(x)[:, r - l : r + l + 1, c - l : c + l + 1]
     assert found.shape == (2, (2 * l + 1) ** 2)
@@ -53,7 +53,7 @@ def test_low_is_fft_shift_crop(height: int, width: int, seed: int, data: st.Data
 @given(sizes, sizes, st.integers(0, 2**20))
 def test_high_is_what_lies_in_the_corners(height: int, width: int, seed: int) -> None:
     x = images(height, width, seed)
-    l = radius_for(height, width)  # noqa: E741
+    l = _radius_for(height, width)  # noqa: E741
     corners = np.fft.ifftshift(centred_spectrum(x), axes=(-2, -1))
     r, c = height // 2, width // 2
     crop = corners[:, r - l : r + l + 1, c - l : c + l + 1]
@@ -156,7 +156,7 @@ def test_a_radius_below_one_is_refused() -> None:
 
 def test_dimensions_at_the_usual_sizes() -> None:
     assert [LowFrequency()(images(s, s, 0, 1)).shape[1] for s in (224, 32)] == [1089, 25]
-    assert radius_for(384, 384) == 27
+    assert _radius_for(384, 384) == 27
 
 
 @pytest.mark.parametrize("count", [1, 8, 2040, 2041, 3072, 50176])

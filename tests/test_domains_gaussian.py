@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sklearn.discriminant_analysis import QuadraticDiscriminantAnalysis
 from sklearn.naive_bayes import GaussianNB
 
-from ostinato.domains import gaussian
+from ostinato.domains import _gaussian as gaussian
 
 seeds = st.integers(0, 2**20)
 kinds = st.sampled_from(["diag", "full"])

@@ -56,8 +56,8 @@ def test_the_defaults_are_the_recipe_of_the_log(script):
 
 def test_model_states_its_input_convention_and_depends_on_no_batch(model):
     for config in (model.pretrained_cfg, model.default_cfg):
-        assert config["mean"] == embedded.MEAN
-        assert config["std"] == embedded.STD
+        assert config["mean"] == embedded._MEAN
+        assert config["std"] == embedded._STD
         assert config["input_size"] == (3, 32, 32)
         assert config["num_classes"] == 10
     assert not model.training
@@ -153,7 +153,7 @@ def test_bad_requests_name_the_fix(monkeypatch):
         embedded.asset_path("nothing.bin")
     sheet = embedded.pack_sheet(torch.zeros(2, 3, 32, 32, dtype=torch.uint8), columns=2)
     with pytest.raises(DataError, match="holds 2 images where 3"):
-        embedded.unpack_sheet(sheet, 3)
+        embedded._unpack_sheet(sheet, 3)
 
 
 def test_the_script_draws_the_shipped_indices(script):

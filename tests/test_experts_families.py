@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ostinato.experts.inject import eject, inject
+from ostinato.experts._inject import eject, inject
+from ostinato.experts._targets import find_targets
 from ostinato.experts.layers import DualBranch, ExpertConfig
-from ostinato.experts.targets import find_targets
 
 SMALL = ExpertConfig(shared_rank=4, domain_rank=2)
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from ostinato.errors import StateError
-from ostinato.experts.group import Group
+from ostinato.experts._group import Group
 from ostinato.experts.layers import ExpertConfig
 from ostinato.experts.pool import ExpertPool
 from ostinato.ops.snapshot import State, load_state, save_state

@@ -17,7 +17,7 @@ import ostinato
 from ostinato.errors import ConfigError, MissingResource, StateError
 from ostinato.exporting import input_maps
 from ostinato.hub import save_pretrained
-from ostinato.methods.ostinato.answers import tempered
+from ostinato.methods.ostinato._answers import tempered
 from ostinato.ops.features import FeatureTaps
 
 kit = runpy.run_path(str(Path(__file__).with_name("_backbones.py")))
@@ -131,7 +131,7 @@ def test_what_cannot_be_exported_says_why(tmp_path):
         ostinato.export(adapted, to="onnx", example=images(2))
     with pytest.raises(ConfigError, match="leave domain out"):
         ostinato.export(ostinato.adapt(kit["build"]("timm vit"), "tent"), domain=1)
-    with mock.patch("ostinato.exporting.CLOSE", -1.0), pytest.raises(StateError, match="off the"):
+    with mock.patch("ostinato.exporting._CLOSE", -1.0), pytest.raises(StateError, match="off the"):
         ostinato.export(adapted, to="torch", example=images(2))
 
 

@@ -20,10 +20,10 @@ import numpy as np
 import pytest
 
 from ostinato.data._download import ResumingDownloader, unpack
+from ostinato.data._first_use import LIST
 from ostinato.data.check import check
 from ostinato.data.corruptions import COMMON
-from ostinato.data.fetch import download, fetch
-from ostinato.data.first_use import LIST
+from ostinato.data.fetch import _download, fetch
 from ostinato.data.sources import SOURCES, RemoteFile, Source
 from ostinato.errors import ConfigError, DataError, UnknownName
 from ostinato.registry import DATASETS
@@ -95,19 +95,19 @@ def test_an_interrupted_download_goes_on_where_it_stopped(server: str, tmp_path:
     # First run: the connection breaks, and goes on breaking, before half of it is there.
     Files.hang_up_after = [300_000, 100_000, 0, 0, 0, 0, 0]
     with pytest.raises(DataError, match=r"stopped after 400,000 bytes.*again to go on"):
-        download(file, tmp_path)
+        _download(file, tmp_path)
     part = tmp_path / "a.bin.part"
     assert part.read_bytes() == body[:400_000]
     assert not (tmp_path / "a.bin").exists()
     # Second run: only the missing bytes are asked for and sent.
     Files.hang_up_after, Files.requests = [], []
-    path = download(file, tmp_path)
+    path = _download(file, tmp_path)
     assert path.read_bytes() == body
     assert not part.exists()
     assert Files.requests == [("/a.bin", "bytes=400000-", 600_000)]
     # Third run: the file is there and right, so that nothing is asked.
     Files.requests = []
-    download(file, tmp_path)
+    _download(file, tmp_path)
     assert Files.requests == []
 
 
@@ -117,7 +117,7 @@ def test_a_break_within_one_run_is_bridged(server: str, tmp_path: Path) -> None:
     Files.hang_up_after = [123_456]
     seen: list[tuple[str, int, int | None]] = []
     file = RemoteFile(f"{server}/a.bin", md5(body), unpack=False)
-    download(file, tmp_path, lambda *state: seen.append(state))
+    _download(file, tmp_path, lambda *state: seen.append(state))
     assert (tmp_path / "a.bin").read_bytes() == body
     assert [r[1] for r in Files.requests] == [None, "bytes=123456-"]
     assert seen[-1] == ("a.bin", 1_000_000, 1_000_000)
@@ -127,7 +127,7 @@ def test_a_server_without_ranges_starts_over(server: str, tmp_path: Path) -> Non
     body = blob(5000)
     Files.content["/a.bin"], Files.ranges = body, False
     (tmp_path / "a.bin.part").write_bytes(body[:1000])
-    download(RemoteFile(f"{server}/a.bin", md5(body)), tmp_path)
+    _download(RemoteFile(f"{server}/a.bin", md5(body)), tmp_path)
     assert (tmp_path / "a.bin").read_bytes() == body
 
 
@@ -135,12 +135,12 @@ def test_a_whole_part_file_needs_no_bytes(server: str, tmp_path: Path) -> None:
     body = blob(5000)
     Files.content["/a.bin"] = body
     (tmp_path / "a.bin.part").write_bytes(body)
-    download(RemoteFile(f"{server}/a.bin", md5(body)), tmp_path)
+    _download(RemoteFile(f"{server}/a.bin", md5(body)), tmp_path)
     assert Files.requests == [("/a.bin", "bytes=5000-", 0)]
     # One that is longer than the real file is thrown away and fetched anew.
     (tmp_path / "b.bin.part").write_bytes(body + b"more")
     Files.content["/b.bin"] = body
-    download(RemoteFile(f"{server}/b.bin", md5(body)), tmp_path)
+    _download(RemoteFile(f"{server}/b.bin", md5(body)), tmp_path)
     assert (tmp_path / "b.bin").read_bytes() == body
 
 
@@ -148,7 +148,7 @@ def test_a_wrong_checksum_is_refused_and_the_file_removed(server: str, tmp_path:
     Files.content["/a.tar"] = blob(2000)
     file = RemoteFile(f"{server}/a.tar", md5(b"something else"))
     with pytest.raises(DataError, match=r"a\.tar .* wrong checksum and was removed"):
-        download(file, tmp_path)
+        _download(file, tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -158,13 +158,13 @@ def test_a_damaged_part_is_refused_too(server: str, tmp_path: Path) -> None:
     (tmp_path / "a.tar.part").write_bytes(b"x" * 1000)
     file = RemoteFile(f"{server}/a.tar", md5(body))
     with pytest.raises(DataError, match="wrong checksum"):
-        download(file, tmp_path)
-    assert download(file, tmp_path).read_bytes() == body
+        _download(file, tmp_path)
+    assert _download(file, tmp_path).read_bytes() == body
 
 
 def test_a_missing_address_is_not_tried_again(server: str, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="answered 404"):
-        download(RemoteFile(f"{server}/gone.tar", None), tmp_path)
+        _download(RemoteFile(f"{server}/gone.tar", None), tmp_path)
 
 
 def test_no_connection_keeps_what_there_is(tmp_path: Path) -> None:

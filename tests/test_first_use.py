@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ostinato.data.first_use import LIST, hold
+from ostinato.data._first_use import LIST, hold
 from ostinato.errors import DataError
 
 URL = "https://example.org/noise.tar"

@@ -13,7 +13,7 @@ from ostinato.data.datasets.folder import FolderDataset
 from ostinato.data.embedded import CLASSES, embedded_images, embedded_model
 from ostinato.errors import ConfigError
 from ostinato.models import output_names
-from ostinato.running.fit import match_folders
+from ostinato.running._fit import match_folders
 from ostinato.running.runner import run
 from ostinato.running.source_images import load_source, open_source
 from ostinato.running.spec import Spec

@@ -12,7 +12,7 @@ from ostinato.data.check import check
 from ostinato.data.datasets.base import open_dataset
 from ostinato.errors import ConfigError, DataError
 from ostinato.models.loading import check_model, load_model
-from ostinato.running.fit import check_roots
+from ostinato.running._fit import check_roots
 from ostinato.running.job import open_stream
 from ostinato.running.spec import Spec, parse_data
 

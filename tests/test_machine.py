@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from ostinato.checks import example_model, small_batches
-from ostinato.checks.building import Build, builder, same_state
+from ostinato.checks._building import Build, builder, same_state
 from ostinato.errors import InputError, StateError
 from ostinato.methods.base import Method
 from ostinato.ops.snapshot import State

@@ -11,11 +11,11 @@ import torch
 
 from ostinato.errors import StateError
 from ostinato.experts.routed import EVERY
+from ostinato.methods.ostinato import _trust as trust
 from ostinato.methods.ostinato import maps as core
-from ostinato.methods.ostinato import trust
-from ostinato.methods.ostinato.bank import Domain
+from ostinato.methods.ostinato._bank import Domain
+from ostinato.methods.ostinato._timing import LASTING, NEW
 from ostinato.methods.ostinato.settings import OstinatoConfig
-from ostinato.methods.ostinato.timing import LASTING, NEW
 
 kit = runpy.run_path(str(Path(__file__).with_name("_ostinato_small.py")))
 build, shifted, clean_statistics = kit["build"], kit["shifted"], kit["clean_statistics"]

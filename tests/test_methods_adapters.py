@@ -11,14 +11,14 @@ from torch import Tensor, nn
 from ostinato.api import adapt, prepare, unwrap
 from ostinato.checks import CLASSES, small_batches, small_model
 from ostinato.errors import ConfigError, MissingResource, StateError, TargetError
+from ostinato.methods._adapters import TwoRanks, attention_linears, beside_parts
+from ostinato.methods._warmup import warm_up
 from ostinato.methods.base import Method
-from ostinato.methods.ecotta import distillation
-from ostinato.methods.vida import scales_for
-from ostinato.ops.adapters import TwoRanks, attention_linears, beside_parts
+from ostinato.methods.ecotta import _distillation
+from ostinato.methods.vida import _scales_for
 from ostinato.ops.consistency import symmetric_cross_entropy
 from ostinato.ops.losses import softmax_entropy
 from ostinato.ops.snapshot import State
-from ostinato.ops.warmup import warm_up
 
 
 def seeded() -> torch.Generator:
@@ -53,7 +53,7 @@ def test_two_ranks_add_their_scaled_products() -> None:
 def test_an_unsure_model_leans_on_the_high_rank(
     uncertainty: float, low: float, high: float
 ) -> None:
-    assert scales_for(uncertainty, 0.2) == pytest.approx((low, high))
+    assert _scales_for(uncertainty, 0.2) == pytest.approx((low, high))
 
 
 def test_both_scales_reach_every_adapter() -> None:
@@ -249,4 +249,4 @@ def test_distillation_teaches_each_part_alone() -> None:
         second.gap, list(first.parameters()), retain_graph=True, allow_unused=True
     )
     assert all(g is None for g in grads)
-    torch.testing.assert_close(distillation(adapted), first.gap + second.gap)
+    torch.testing.assert_close(_distillation(adapted), first.gap + second.gap)

@@ -10,9 +10,9 @@ from torch.func import functional_call
 
 from ostinato import adapt
 from ostinato.checks import check_method, small_batches, small_model
+from ostinato.methods._vectors import DomainVectors
 from ostinato.models import VisionModel
 from ostinato.ops.trainable import norm_parameters
-from ostinato.ops.vectors import DomainVectors
 
 TENT = {"inner": "tent", "inner_settings": {"lr": 0.05}, "least": 1}
 

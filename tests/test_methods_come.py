@@ -8,7 +8,7 @@ import torch
 
 from ostinato import adapt
 from ostinato.checks import check_method, small_batches, small_model
-from ostinato.methods.come import opinion_entropy
+from ostinato.methods.come import _opinion_entropy
 
 
 def test_entropy_of_beliefs_and_of_not_knowing():
@@ -18,12 +18,12 @@ def test_entropy_of_beliefs_and_of_not_knowing():
     opinion = np.concatenate([evidence / strength, 5 / strength], 1)
     np.testing.assert_allclose(opinion.sum(1), 1)
     expected = -(opinion * np.log(opinion)).sum(1)
-    np.testing.assert_allclose(opinion_entropy(logits).numpy(), expected, atol=1e-5)
+    np.testing.assert_allclose(_opinion_entropy(logits).numpy(), expected, atol=1e-5)
 
 
 def test_scaling_the_logits_is_no_way_down():
     logits = torch.randn(6, 5, generator=torch.Generator().manual_seed(0)).requires_grad_()
-    opinion_entropy(logits).sum().backward()
+    _opinion_entropy(logits).sum().backward()
     along = (logits.grad * logits).sum(1)
     torch.testing.assert_close(along, torch.zeros(6), atol=1e-6, rtol=0)
     assert float(logits.grad.abs().min()) > 0
@@ -33,7 +33,7 @@ def test_a_step_is_the_gradient_step_for_the_batch_size():
     method = adapt(small_model(), "come", momentum=0.0, lr=0.8)
     batch = small_batches(1)[0]
     twin = adapt(small_model(), "come")
-    opinion_entropy(twin.model(batch)).mean().backward()
+    _opinion_entropy(twin.model(batch)).mean().backward()
     method(batch)
     for name, parameter in method.weights.parameters.items():
         step = 0.8 * len(batch) / 64 * twin.weights.parameters[name].grad
@@ -51,7 +51,7 @@ def test_eta_takes_sure_and_new_opinions_weighted():
     batch = small_batches(1)[0]
     method = adapt(small_model(), "come", inner="eta", kappa=1.0, redundancy=0.99)
     with torch.no_grad():
-        entropy = opinion_entropy(method.model(batch)).double().numpy()
+        entropy = _opinion_entropy(method.model(batch)).double().numpy()
     bound = np.log(5)
     kept = entropy[entropy < bound]
     out = method.step(batch)

@@ -143,5 +143,5 @@ def test_segmentation_mixes_plain_and_multi_scale_predictions_per_pixel():
 
 
 def test_acdc_preset_has_fourteen_views():
-    config = cotta.CottaConfig.parse(cotta.Cotta.presets["acdc"])
+    config = cotta.Cotta.Config.parse(cotta.Cotta.presets["acdc"])
     assert len(scaled_views(torch.zeros(1, 3, 8, 8), config.scales)) == 14

@@ -10,8 +10,8 @@ import torch
 
 from ostinato import adapt
 from ostinato.checks import small_batches, small_model
-from ostinato.methods.deyo import label_fall, sample_weight
-from ostinato.methods.deyo.shuffle import shuffle_patches
+from ostinato.methods.deyo import _label_fall, _sample_weight
+from ostinato.methods.deyo._shuffle import shuffle_patches
 from ostinato.models import VisionModel
 
 
@@ -23,11 +23,11 @@ def softmax(x):
 def test_fall_of_the_label_by_hand():
     before = torch.log(torch.tensor([[0.7, 0.2, 0.1], [0.3, 0.3001, 0.3999]]))
     after = torch.log(torch.tensor([[0.4, 0.5, 0.1], [0.1, 0.1, 0.8]]))
-    assert label_fall(before, after).tolist() == pytest.approx([0.3, -0.4001], abs=1e-5)
+    assert _label_fall(before, after).tolist() == pytest.approx([0.3, -0.4001], abs=1e-5)
 
 
 def test_weight_by_hand():
-    weight = sample_weight(torch.tensor([0.5]), torch.tensor([0.3]), one=0.64)
+    weight = _sample_weight(torch.tensor([0.5]), torch.tensor([0.3]), one=0.64)
     assert float(weight) == pytest.approx(math.exp(0.14) + math.exp(0.3), rel=1e-6)
 
 

@@ -14,7 +14,7 @@ from ostinato import adapt
 from ostinato.api import prepare
 from ostinato.checks import small_batches, small_model
 from ostinato.errors import ConfigError, MissingResource
-from ostinato.methods.eata.fisher import fisher_diagonal
+from ostinato.methods.eata._fisher import fisher_diagonal
 from ostinato.models import VisionModel
 from ostinato.ops.snapshot import State
 

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from ostinato import adapt
 from ostinato.api import prepare
 from ostinato.checks import small_batches, small_model
-from ostinato.methods.foa.evolution import Evolution
+from ostinato.methods.foa._evolution import Evolution
 from ostinato.models import VisionModel
 
 

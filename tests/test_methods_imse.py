@@ -10,7 +10,7 @@ import torch
 from ostinato import adapt
 from ostinato.api import prepare
 from ostinato.checks import check_method, small_batches, small_model
-from ostinato.methods.imse.spectra import collect_look, spread_of_use
+from ostinato.methods.imse._spectra import collect_look, spread_of_use
 from ostinato.models import VisionModel
 
 LIVELY = {"least": 1, "kappa": 1.0}

@@ -9,7 +9,7 @@ from sklearn.neighbors import NearestNeighbors
 
 from ostinato import adapt
 from ostinato.checks import small_batches, small_model
-from ostinato.methods.lame.laplacian import affinity, laplacian_assignment
+from ostinato.methods.lame._laplacian import affinity, laplacian_assignment
 from ostinato.models import VisionModel
 from ostinato.ops.heads import final_features
 

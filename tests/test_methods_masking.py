@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from ostinato.api import adapt
 from ostinato.checks import small_batches, small_model
 from ostinato.errors import TargetError
-from ostinato.methods.adma import uncertainty
-from ostinato.methods.adma.hog import oriented_gradients, patch_targets
-from ostinato.methods.rem import entropy_ranking, mask_consistency
+from ostinato.methods._masking import ClassAttention, blanked, kept, least_attended, most_uncertain
+from ostinato.methods.adma import _uncertainty
+from ostinato.methods.adma._hog import oriented_gradients, patch_targets
+from ostinato.methods.rem import _entropy_ranking, mask_consistency
 from ostinato.models import logits_of
 from ostinato.ops.features import prefix_tokens
-from ostinato.ops.masking import ClassAttention, blanked, kept, least_attended, most_uncertain
 from ostinato.ops.prompts import inserted
 from ostinato.ops.tokens import entering, final_tokens, find_patches, leaving
 
@@ -200,7 +200,7 @@ def test_rem_losses_against_numpy() -> None:
     )
     views = [torch.tensor(z) for z in logits]
     assert float(mask_consistency(views)) == pytest.approx(consistency, rel=1e-5)
-    assert float(entropy_ranking(views, margin)) == pytest.approx(ranking, rel=1e-5)
+    assert float(_entropy_ranking(views, margin)) == pytest.approx(ranking, rel=1e-5)
 
 
 def test_rem_moves_harder_views_towards_easier_ones_only() -> None:
@@ -208,7 +208,7 @@ def test_rem_moves_harder_views_towards_easier_ones_only() -> None:
     easy, hard = torch.autograd.grad(mask_consistency(views), views, allow_unused=True)
     assert easy is None
     assert float(hard.abs().sum()) > 0
-    easy, hard = torch.autograd.grad(entropy_ranking(views, margin=10.0), views, allow_unused=True)
+    easy, hard = torch.autograd.grad(_entropy_ranking(views, margin=10.0), views, allow_unused=True)
     assert hard is None
     assert float(easy.abs().sum()) > 0
 
@@ -262,7 +262,7 @@ def test_patch_targets_lie_under_their_patches() -> None:
 def test_uncertainty_is_the_variance_of_token_means() -> None:
     views = torch.randn(5, 2, 3, 4, generator=torch.Generator().manual_seed(0))
     expected = np.var(views.numpy().mean(-1), axis=0, ddof=1)
-    np.testing.assert_allclose(uncertainty(views).numpy(), expected, rtol=1e-5)
+    np.testing.assert_allclose(_uncertainty(views).numpy(), expected, rtol=1e-5)
 
 
 def test_adma_predicts_with_the_whole_image_and_restores() -> None:

@@ -8,7 +8,7 @@ from PIL import Image, ImageOps
 
 from ostinato import adapt
 from ostinato.checks import small_batches, small_model
-from ostinato.methods.memo.augmix import (
+from ostinato.methods.memo._augmix import (
     augmix_views,
     autocontrast,
     equalize,

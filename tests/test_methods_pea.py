@@ -9,8 +9,8 @@ from torch.nn import functional as F
 from ostinato import adapt
 from ostinato.api import prepare
 from ostinato.checks import small_batches, small_model
-from ostinato.methods.pea import seen_views
-from ostinato.methods.pea.colouring import TokenMoments, power, recolour
+from ostinato.methods.pea import _seen_views
+from ostinato.methods.pea._colouring import TokenMoments, power, recolour
 from ostinato.models import VisionModel
 
 
@@ -104,7 +104,7 @@ def test_an_entropy_jump_forgets_the_target():
 
 def test_views_are_crop_mirror_and_both():
     pixels = torch.rand(2, 3, 20, 20, generator=torch.Generator().manual_seed(0))
-    plain, large, mirrored, both = seen_views(pixels, 3, 0.9)
+    plain, large, mirrored, both = _seen_views(pixels, 3, 0.9)
     assert plain is pixels
     wanted = F.interpolate(pixels[..., 1:19, 1:19], (20, 20), mode="bilinear")
     torch.testing.assert_close(large, wanted)

@@ -13,11 +13,11 @@ from torch import Tensor
 from ostinato.api import adapt, prepare
 from ostinato.checks import CLASSES, small_batches, small_model
 from ostinato.errors import MissingResource, StateError
-from ostinato.methods.dpcore import coreset_weights
-from ostinato.methods.vdp import Homeostasis
-from ostinato.ops.anchor import Moments
+from ostinato.methods._anchor import Moments
+from ostinato.methods._pools import PromptPool, class_weights, domain_weights, linked_groups
+from ostinato.methods.dpcore import _coreset_weights
+from ostinato.methods.vdp import _Homeostasis
 from ostinato.ops.heads import final_features
-from ostinato.ops.pools import PromptPool, class_weights, domain_weights, linked_groups
 from ostinato.ops.prompts import fresh_prompt, inserted, paste
 from ostinato.ops.snapshot import State
 
@@ -59,7 +59,7 @@ def test_coreset_weights_against_numpy() -> None:
     for m, s in zip(means, stds, strict=True):
         pool.add(torch.tensor(np.concatenate([m, s])), torch.zeros(2, 3))
     moments = Moments(torch.tensor(mean), torch.tensor(std))
-    np.testing.assert_allclose(coreset_weights(pool, moments, 3.0).numpy(), expected, rtol=1e-6)
+    np.testing.assert_allclose(_coreset_weights(pool, moments, 3.0).numpy(), expected, rtol=1e-6)
 
 
 def test_pulling_moves_each_pair_by_its_weight() -> None:
@@ -101,7 +101,7 @@ def test_dpcore_decides_as_the_rule_says(anchor: State) -> None:
             if len(method.coreset):
                 mean = final_features(method.model, images)[0].mean(0)
                 std = final_features(method.model, images)[0].std(0)
-                weights = coreset_weights(method.coreset, Moments(mean, std), 0.5)
+                weights = _coreset_weights(method.coreset, Moments(mean, std), 0.5)
                 blend = (weights[:, None, None] * method.coreset.both()[1]).sum(0)
                 with inserted(method.model, blend):
                     after = gap_to(anchor, final_features(method.model, images)[0].numpy())
@@ -286,7 +286,7 @@ def test_vdp_moves_prompts_alone_and_its_teacher_follows() -> None:
 
 def test_homeostasis_against_its_formula() -> None:
     rng = np.random.default_rng(0)
-    memory = Homeostasis(torch.zeros(5), damping=1e-3)
+    memory = _Homeostasis(torch.zeros(5), damping=1e-3)
     weight, value = np.zeros(5), np.zeros(5)
     for _ in range(2):
         start, gathered = value.copy(), np.zeros(5)

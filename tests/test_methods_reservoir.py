@@ -13,7 +13,8 @@ from torch import Tensor
 from ostinato.api import adapt, prepare
 from ostinato.checks import small_batches, small_model
 from ostinato.errors import ConfigError, MissingResource
-from ostinato.methods.reservoir.store import (
+from ostinato.methods._style import cosine_filters, distance_quantile, image_moments, style_of
+from ostinato.methods.reservoir._store import (
     Styles,
     assignments,
     clustering_loss,
@@ -22,7 +23,6 @@ from ostinato.methods.reservoir.store import (
 )
 from ostinato.methods.roid import correct_prior
 from ostinato.ops.snapshot import State
-from ostinato.ops.style import cosine_filters, distance_quantile, image_moments, style_of
 
 
 @pytest.fixture(scope="module")

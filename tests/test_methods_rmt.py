@@ -10,7 +10,7 @@ from ostinato import adapt
 from ostinato.api import prepare
 from ostinato.checks import small_batches, small_model
 from ostinato.errors import ConfigError, MissingResource
-from ostinato.methods.rmt import class_means, contrastive_loss, nearest_prototypes
+from ostinato.methods.rmt import _class_means, _contrastive_loss, _nearest_prototypes
 from ostinato.models import VisionModel
 from ostinato.ops.augment import cotta_view
 from ostinato.ops.heads import final_features
@@ -66,10 +66,10 @@ def test_objective_against_numpy(weight):
 def test_contrastive_loss_prefers_views_that_agree():
     torch.manual_seed(0)
     features, other = torch.randn(6, 8), torch.randn(6, 8)
-    close = contrastive_loss([features, features + 0.01 * other], 0.1)
-    far = contrastive_loss([features, other], 0.1)
+    close = _contrastive_loss([features, features + 0.01 * other], 0.1)
+    far = _contrastive_loss([features, other], 0.1)
     assert close < far
-    assert float(contrastive_loss([features[:1], other[:1]], 0.1)) == pytest.approx(0.0, abs=1e-6)
+    assert float(_contrastive_loss([features[:1], other[:1]], 0.1)) == pytest.approx(0.0, abs=1e-6)
 
 
 def test_teacher_follows_the_student():
@@ -83,9 +83,9 @@ def test_teacher_follows_the_student():
 def test_class_means_by_hand():
     features = torch.tensor([[1.0, 0.0], [3.0, 0.0], [0.0, 5.0]])
     rows = torch.tensor([[9.0, 9.0], [8.0, 8.0], [7.0, 7.0]])
-    means = class_means(features, torch.tensor([0, 0, 2]), rows)
+    means = _class_means(features, torch.tensor([0, 0, 2]), rows)
     assert means.tolist() == [[2.0, 0.0], [8.0, 8.0], [0.0, 5.0]]
-    near = nearest_prototypes(torch.tensor([[0.1, 2.0]]), means)
+    near = _nearest_prototypes(torch.tensor([[0.1, 2.0]]), means)
     assert near.tolist() == [[0.0, 5.0]]
 
 

@@ -10,12 +10,7 @@ from hypothesis import strategies as st
 
 from ostinato import adapt
 from ostinato.checks import small_batches, small_model
-from ostinato.methods.roid import (
-    correct_prior,
-    roid_view,
-    sample_weights,
-    soft_likelihood_ratio,
-)
+from ostinato.methods.roid import _roid_view, _sample_weights, _soft_likelihood_ratio, correct_prior
 from ostinato.models import VisionModel
 
 
@@ -48,7 +43,7 @@ def test_likelihood_ratio_against_numpy(seed, scale):
     logits = drawn(seed, scale=scale)
     expected = ratio(logits.double().numpy())
     np.testing.assert_allclose(
-        soft_likelihood_ratio(logits).numpy(), expected, rtol=2e-3, atol=1e-4
+        _soft_likelihood_ratio(logits).numpy(), expected, rtol=2e-3, atol=1e-4
     )
 
 
@@ -59,16 +54,16 @@ def test_weights_against_numpy(seed):
     mean = torch.rand(5, generator=torch.Generator().manual_seed(seed)) + 0.1
     mean = mean / mean.sum()
     expected = weights_of(logits.double().numpy(), mean.double().numpy(), 1 / 3)
-    np.testing.assert_allclose(sample_weights(logits, mean, 1 / 3).numpy(), expected, rtol=5e-3)
+    np.testing.assert_allclose(_sample_weights(logits, mean, 1 / 3).numpy(), expected, rtol=5e-3)
 
 
 def test_a_single_image_has_weight_one():
-    assert sample_weights(drawn(0, items=1), torch.full((5,), 0.2), 1 / 3).tolist() == [1.0]
+    assert _sample_weights(drawn(0, items=1), torch.full((5,), 0.2), 1 / 3).tolist() == [1.0]
 
 
 def test_likelihood_ratio_still_teaches_sure_samples():
     logits = torch.tensor([[6.0, 0.0, 0.0]], requires_grad=True)
-    soft_likelihood_ratio(logits).sum().backward()
+    _soft_likelihood_ratio(logits).sum().backward()
     slope = float(logits.grad.norm())
     logits = torch.tensor([[6.0, 0.0, 0.0]], requires_grad=True)
     p = logits.softmax(1)
@@ -90,7 +85,7 @@ def test_objective_and_mean_prediction_over_a_stream():
     generator = adapt(small_model(), "source", seed=2).random.generator
     mean = np.full(5, 0.2)
     for batch in small_batches(3):
-        view = roid_view(batch, generator)
+        view = _roid_view(batch, generator)
         with torch.no_grad():
             augmented = method.model(view).double().numpy()
         out = method.step(batch)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ostinato import adapt
 from ostinato.checks import small_batches, small_model
 from ostinato.errors import StateError
-from ostinato.methods.rotta.bank import BalancedBank, Entry
+from ostinato.methods.rotta._bank import BalancedBank, Entry
 
 IMAGE = torch.zeros(3, 2, 2)
 

@@ -10,7 +10,7 @@ import torch
 
 from ostinato import adapt
 from ostinato.checks import small_batches, small_model
-from ostinato.methods.spa.weakened import PatchNoise, drop_low_frequencies, surer_divergence
+from ostinato.methods.spa._weakened import PatchNoise, drop_low_frequencies, surer_divergence
 from ostinato.models import VisionModel
 
 

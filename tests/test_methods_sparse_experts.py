@@ -12,15 +12,15 @@ from torch import Tensor, nn
 from ostinato.api import adapt, prepare, unwrap
 from ostinato.checks import small_batches, small_model
 from ostinato.errors import MissingResource, TargetError
-from ostinato.methods.becotta import DOMAINS, as_domain
-from ostinato.methods.becotta.blended import (
+from ostinato.methods.becotta import _DOMAINS, _as_domain
+from ostinato.methods.becotta._blended import (
     BlendedExperts,
     after_blocks,
     domain_information,
     route_to,
 )
-from ostinato.methods.svdp import SparsePrompt, placement, prompt_momentum
-from ostinato.methods.svdp.dropout import dropout_spread, find_classifier
+from ostinato.methods.svdp import _placement, _prompt_momentum, _SparsePrompt
+from ostinato.methods.svdp._dropout import dropout_spread, find_classifier
 from ostinato.ops.views import blend_labels, mean_probabilities
 
 SMALL_PROMPT = {"height": 32, "width": 32, "sparsity": 0.05, "passes": 3}
@@ -53,14 +53,14 @@ def scenes(count: int) -> list[Tensor]:
 
 def test_placement_takes_the_most_uncertain_pixels() -> None:
     spread = torch.rand(2, 10, 12, generator=seeded())
-    place = placement(spread, 0.1)
+    place = _placement(spread, 0.1)
     assert place.sum((1, 2)).tolist() == [12, 12]
     for values, chosen in zip(spread, place.bool(), strict=True):
         assert values[chosen].min() > values[~chosen].max()
 
 
 def test_prompts_touch_their_pixels_alone() -> None:
-    student = SparsePrompt(nn.Identity(), 4, 4)
+    student = _SparsePrompt(nn.Identity(), 4, 4)
     nn.init.normal_(student.prompt, generator=seeded())
     pixels = torch.rand(1, 3, 4, 4)
     assert torch.equal(student(pixels), pixels)
@@ -104,7 +104,7 @@ def test_dropout_spread_against_numpy(after: str) -> None:
 
 @pytest.mark.parametrize(("uncertainty", "keep"), [(0.0, 0.999), (1.0, 0.899), (20.0, 0.0)])
 def test_the_prompts_rate_follows_the_uncertainty(uncertainty: float, keep: float) -> None:
-    assert prompt_momentum(0.999, uncertainty, 0.1) == pytest.approx(keep)
+    assert _prompt_momentum(0.999, uncertainty, 0.1) == pytest.approx(keep)
 
 
 def test_svdp_teachers_keep_their_two_rates() -> None:
@@ -209,8 +209,8 @@ def test_warming_for_information_ties_experts_to_domains() -> None:
         }  # fmt: skip
         state = prepare(small_model(), "becotta", images, **settings)
         method = adapt(small_model(), "becotta", prepared=state, **settings)
-        guises = [as_domain(images, d) for d in range(len(DOMAINS))]
-        domains = torch.arange(len(DOMAINS)).repeat_interleave(len(images))
+        guises = [_as_domain(images, d) for d in range(len(_DOMAINS))]
+        domains = torch.arange(len(_DOMAINS)).repeat_interleave(len(images))
         route_to(method.adapted, domains)
         with torch.no_grad():
             method.adapted(torch.cat(guises))
@@ -223,8 +223,8 @@ def test_becotta_recognises_the_warm_ups_domains_by_style() -> None:
     images = torch.cat(small_batches(3, seed=9))
     state = prepare(small_model(), "becotta", images, warm_steps=1)
     method = adapt(small_model(), "becotta", prepared=state)
-    for domain in range(len(DOMAINS)):
-        out = method.step(as_domain(small_batches(1)[0], domain).clamp(0, 1))
+    for domain in range(len(_DOMAINS)):
+        out = method.step(_as_domain(small_batches(1)[0], domain).clamp(0, 1))
         assert out.domain == domain
     with pytest.raises(MissingResource, match="ostinato prepare becotta"):
         adapt(small_model(), "becotta")

@@ -9,9 +9,9 @@ from torch.nn import functional as F
 from ostinato import adapt
 from ostinato.api import prepare
 from ostinato.checks import check_method, small_batches, small_model
-from ostinato.methods.zoa import two_sided
+from ostinato.methods._vectors import DomainVectors
+from ostinato.methods.zoa import _two_sided
 from ostinato.models import VisionModel
-from ostinato.ops.vectors import DomainVectors
 
 
 def build(**settings):
@@ -61,7 +61,7 @@ def test_several_batches_by_hand():
         out = method.step(batch)
         expected = F.linear(moved, head.weight, head.bias)
         torch.testing.assert_close(out.logits, expected, atol=2e-3, rtol=2e-3)
-        tried = two_sided(len(theta), draws)
+        tried = _two_sided(len(theta), draws)
         slope = (look(theta + 0.02 * tried, batch)[0] - loss) / (0.02 * tried)
         theta = theta - 1e-3 * (slope + 0.4 * (theta - start))
         got = torch.cat([p.detach().flatten() for p in method.moving.values()])
@@ -71,7 +71,7 @@ def test_several_batches_by_hand():
 
 
 def test_trial_steps_keep_away_from_zero_on_both_sides():
-    drawn = two_sided(1000, torch.Generator().manual_seed(0))
+    drawn = _two_sided(1000, torch.Generator().manual_seed(0))
     assert 0.5 <= float(drawn.abs().min()) <= float(drawn.abs().max()) <= 1
     assert 400 < int((drawn > 0).sum()) < 600
 

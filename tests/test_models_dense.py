@@ -15,7 +15,7 @@ from torch.nn import functional as F
 import ostinato
 from ostinato.errors import ConfigError
 from ostinato.models import IMAGENET, VisionModel, input_convention, logits_of
-from ostinato.models.dense import MultiView, SlidingWindow, window_starts
+from ostinato.models.dense import MultiView, SlidingWindow, _window_starts
 from ostinato.ops.features import FeatureTaps
 from ostinato.registry import METHODS
 
@@ -95,7 +95,7 @@ def test_windows_agree_with_a_plain_loop(data: st.DataObject) -> None:
 
 @given(length=st.integers(1, 60), size=st.integers(1, 20), share=st.floats(0.05, 1))
 def test_windows_cover_every_pixel_and_stay_inside(length: int, size: int, share: float) -> None:
-    starts = window_starts(length, size, max(1, int(size * share)))
+    starts = _window_starts(length, size, max(1, int(size * share)))
     assert starts == sorted(set(starts))
     covered = {start + n for start in starts for n in range(min(size, length))}
     assert covered == set(range(length))

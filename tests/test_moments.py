@@ -8,10 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ostinato.experts.maps import block_map, low_rank_factors, map_rank
+from ostinato.experts.maps import _low_rank_factors, block_map, map_rank
 from ostinato.experts.routed import BlockMap
-from ostinato.ops.moments import LEAST, BlockMoments, power, ridged, token_moments
-from ostinato.ops.roots import inverse_root
+from ostinato.ops._roots import inverse_root
+from ostinato.ops.moments import _LEAST, BlockMoments, _power, _ridged, token_moments
 
 widths, shares = st.integers(1, 12), st.floats(0, 1)
 
@@ -47,12 +47,12 @@ def test_a_whole_share_gives_the_source_s_moments_up_to_the_ridge(width, seed):
     size = float(source.covariance.diagonal().mean().sqrt())
     assert torch.allclose(moved.mean, source.mean, atol=1e-3 * max(size, 1.0))
     # The map is exact between the ridged covariances; what it does to the plain one follows.
-    safe = ridged(domain.covariance, LEAST * size**2)
-    move = power(ridged(source.covariance), 0.5) @ power(safe, -0.5)
-    assert torch.allclose(move @ safe @ move.T, ridged(source.covariance))
+    safe = _ridged(domain.covariance, _LEAST * size**2)
+    move = _power(_ridged(source.covariance), 0.5) @ _power(safe, -0.5)
+    assert torch.allclose(move @ safe @ move.T, _ridged(source.covariance))
     expected = move @ domain.covariance @ move.T
     assert torch.allclose(moved.covariance, expected, atol=1e-3 * size**2)
-    lost = ridged(source.covariance) - moved.covariance  # the ridge that the domain never had
+    lost = _ridged(source.covariance) - moved.covariance  # the ridge that the domain never had
     assert float(torch.linalg.eigvalsh(lost).min()) > -1e-3 * size**2
 
 
@@ -83,7 +83,7 @@ def test_low_rank_maps_approach_the_full_one():
         for rank in (1, 4, 8, 11)
     ]
     matrix = torch.randn(7, 7, dtype=torch.double, generator=torch.Generator().manual_seed(0))
-    down, up = low_rank_factors(matrix, 7)
+    down, up = _low_rank_factors(matrix, 7)
     assert torch.allclose(down @ up, matrix)
     assert errors == sorted(errors, reverse=True)
     assert errors[-1] < 0.2 * errors[0]
@@ -152,7 +152,7 @@ def test_roots_of_products_equal_roots_of_eigenvalues(width, seed, ridge):
     matrix = (basis * values) @ basis.T
     matrix += ridge * matrix.norm() * torch.eye(width).double()
     least = 0.9 * float(torch.linalg.eigvalsh(matrix).min() / matrix.norm())
-    expected = power(matrix, -0.5)
+    expected = _power(matrix, -0.5)
     for kind, near in ((torch.double, 1.5e-3), (torch.float, 3e-3)):
         found = inverse_root(matrix.to(kind), least).double()
         assert float((found - expected).norm() / expected.norm()) < near
@@ -164,10 +164,10 @@ def test_low_rank_factors_are_near_the_best():
     generator = torch.Generator().manual_seed(0)
     matrix = torch.randn(300, 300, generator=generator).double()
     matrix *= torch.logspace(0, -2, 300).double()
-    down, up = low_rank_factors(matrix, 64)
+    down, up = _low_rank_factors(matrix, 64)
     best = torch.linalg.svdvals(matrix)[64:].norm()
     assert best <= (matrix - down @ up).norm() < 1.12 * best
     thin = matrix[:, :5] @ matrix[:5]  # directions that are not there do no harm
-    down, up = low_rank_factors(thin, 64)
+    down, up = _low_rank_factors(thin, 64)
     assert torch.allclose(down @ up, thin, atol=1e-8)
-    assert not any(part.any() for part in low_rank_factors(0 * matrix, 64))
+    assert not any(part.any() for part in _low_rank_factors(0 * matrix, 64))

@@ -8,9 +8,16 @@ import pytest
 import torch
 from torchvision.transforms import functional as TF
 
-from ostinato.methods.deyo.shuffle import shuffle_patches
+from ostinato.methods.deyo._shuffle import shuffle_patches
 from ostinato.ops import augment
-from ostinato.ops.augment import STRONG, affine, cotta_view, gaussian_blur, scaled_views, shift_hue
+from ostinato.ops.augment import (
+    _STRONG,
+    _affine,
+    _shift_hue,
+    cotta_view,
+    gaussian_blur,
+    scaled_views,
+)
 
 
 def generator(seed=0):
@@ -25,7 +32,7 @@ def images():
 
 def test_hue_agrees_with_torchvision(images):
     turns = torch.tensor([-0.5, -0.06, 0.0, 0.03, 0.25, 0.5])
-    mine = shift_hue(images, turns)
+    mine = _shift_hue(images, turns)
     for image, turn, given in zip(images, turns.tolist(), mine, strict=True):
         torch.testing.assert_close(given, TF.adjust_hue(image, turn), atol=2e-5, rtol=0)
     torch.testing.assert_close(mine[2], images[2], atol=1e-6, rtol=0)
@@ -42,13 +49,13 @@ def test_blur_agrees_with_torchvision(images):
 def test_affine_agrees_with_torchvision_inside_the_image(images):
     degrees, right, down, scale = 12.0, 1 / 16, -1 / 24, 1.08
     one = torch.ones(6)
-    mine = affine(images, one * math.radians(degrees), one * right, one * down, one * scale)
+    mine = _affine(images, one * math.radians(degrees), one * right, one * down, one * scale)
     expected = TF.affine(
         images, degrees, [2, -1], scale, [0.0], interpolation=TF.InterpolationMode.BILINEAR
     )
     inner = (slice(None), slice(None), slice(8, 16), slice(10, 22))
     torch.testing.assert_close(mine[inner], expected[inner], atol=2e-3, rtol=0)
-    still = affine(images, 0 * one, 0 * one, 0 * one, one)
+    still = _affine(images, 0 * one, 0 * one, 0 * one, one)
     torch.testing.assert_close(still, images, atol=1e-5, rtol=0)
 
 
@@ -58,7 +65,7 @@ def test_affine_agrees_with_padding_to_twice_the_size_first(images, padding):
     degrees, right, down, scale = -14.0, 4 / 32, -3 / 24, 0.92
     one = torch.ones(6)
     turned = one * math.radians(degrees)
-    mine = affine(images, turned, one * right, one * down, one * scale, padding)
+    mine = _affine(images, turned, one * right, one * down, one * scale, padding)
     larger = TF.pad(images, [16, 12], padding_mode=padding)
     moved = TF.affine(
         larger, degrees, [4, -3], scale, [0.0], interpolation=TF.InterpolationMode.BILINEAR
@@ -70,8 +77,8 @@ def test_shifts_are_whole_pixels_up_to_an_eighth_of_the_side():
     """1/16 of an image padded to twice its size: 28 of 224 pixels."""
     image = torch.zeros(1, 1, 64, 96)
     image[0, 0, 32, 48] = 1
-    still = augment.Strength(0, 0, 0, 0, 0, degrees=0.0, scale=0.0, blur=0.0)
-    views = augment.random_affine(image.expand(400, -1, -1, -1), generator(), still)
+    still = augment._Strength(0, 0, 0, 0, 0, degrees=0.0, scale=0.0, blur=0.0)
+    views = augment._random_affine(image.expand(400, -1, -1, -1), generator(), still)
     assert torch.allclose(views.flatten(1).amax(1), torch.ones(400), atol=1e-3)
     places = views.flatten(1).argmax(1)
     down, right = places // 96 - 32, places % 96 - 48
@@ -125,7 +132,7 @@ def test_noise_has_the_stated_spread():
     assert abs(float(noise.std()) - 1) < 0.03
     assert abs(float(noise.mean())) < 0.03
     assert not torch.equal(noise[0], noise[1])
-    assert STRONG.noise == 0.005
+    assert _STRONG.noise == 0.005
 
 
 @pytest.mark.parametrize("size", [(1, 1), (2, 3), (7, 5)])

@@ -13,7 +13,7 @@ from torch import nn
 
 from ostinato.errors import StateError, TargetError
 from ostinato.ops.snapshot import State
-from ostinato.ops.teacher import Substitute, Teacher, bernoulli_positions, restore_
+from ostinato.ops.teacher import Substitute, Teacher, _bernoulli_positions, restore_
 
 
 @pytest.fixture
@@ -106,7 +106,7 @@ def test_restoration_of_none_and_of_all_is_exact(net, probability, share):
 @pytest.mark.parametrize("probability", [0.001, 0.01, 0.3, 0.9])
 def test_restoration_frequency_and_independence(probability):
     total = 200_000
-    positions = bernoulli_positions(total, probability, torch.Generator().manual_seed(1))
+    positions = _bernoulli_positions(total, probability, torch.Generator().manual_seed(1))
     spread = math.sqrt(total * probability * (1 - probability))
     assert abs(len(positions) - total * probability) < 5 * spread
     # Independent draws: a success follows a success as often as anything else.
@@ -140,6 +140,6 @@ def test_restoration_puts_back_single_values_and_repeats_with_its_generator(net)
 @given(st.integers(1, 2000), st.floats(1e-6, 1 - 1e-6), st.integers(0, 2**31))
 @settings(max_examples=60, deadline=None)
 def test_positions_are_sorted_unique_and_in_range(total, probability, seed):
-    positions = bernoulli_positions(total, probability, torch.Generator().manual_seed(seed))
+    positions = _bernoulli_positions(total, probability, torch.Generator().manual_seed(seed))
     assert bool((positions.diff() > 0).all())
     assert positions.numel() == 0 or (positions[0] >= 0 and positions[-1] < total)

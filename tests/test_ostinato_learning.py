@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from ostinato.methods.base import Input
-from ostinato.methods.ostinato.bank import Domain
+from ostinato.methods.ostinato._bank import Domain
 from ostinato.ops.losses import softmax_entropy
 
 kit = runpy.run_path(str(Path(__file__).with_name("_ostinato_small.py")))

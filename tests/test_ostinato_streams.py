@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ostinato.checks import small_model
 from ostinato.methods.base import Method
-from ostinato.methods.ostinato.common import Question, prepare
+from ostinato.methods.ostinato.common import _prepare, _Question
 from ostinato.methods.ostinato.desk import InUse
 from ostinato.methods.ostinato.settings import OstinatoConfig
 from ostinato.methods.ostinato.streams import SharedModel, StreamMethod
@@ -68,12 +68,12 @@ def test_answers_do_not_depend_on_whose_images_share_the_forward(
 ) -> None:
     images = [levels(batch).float() / 255 for batch in shifted(3, size=5, seed=7)]
     questions = [
-        Question(InUse(stream.version, shared.ranks), batch, source=True)
+        _Question(InUse(stream.version, shared.ranks), batch, source=True)
         for stream, batch in zip(streams, images, strict=True)
     ]
-    together = prepare(shared, questions).run()
+    together = _prepare(shared, questions).run()
     for question, answer in zip(questions, together, strict=True):
-        single = prepare(shared, [question]).run()[0]
+        single = _prepare(shared, [question]).run()[0]
         assert answer.domains == single.domains
         torch.testing.assert_close(answer.logits, single.logits, atol=1e-5, rtol=0)
         torch.testing.assert_close(answer.source, single.source, atol=1e-5, rtol=0)
@@ -128,14 +128,14 @@ def unlike(shared: SharedModel) -> list[StreamMethod]:
     return found
 
 
-def asked(shared: SharedModel, streams: list[StreamMethod]) -> list[Question]:
+def asked(shared: SharedModel, streams: list[StreamMethod]) -> list[_Question]:
     """Questions of several sizes, with images of every weather in each."""
     found = []
     for number, stream in enumerate(streams):
         parts = enumerate(shifted(3, size=2 + number, seed=20 + number))
         batch = torch.cat([levels(under(one, kind)).float() / 255 for kind, one in parts])
         source = number % 2 == 1
-        found.append(Question(InUse(stream.version, shared.ranks), batch, source=source))
+        found.append(_Question(InUse(stream.version, shared.ranks), batch, source=source))
     return found
 
 
@@ -147,7 +147,7 @@ def test_streams_with_other_numbers_of_domains_share_a_forward(
     assert len(set(counts)) > 2
     questions = asked(shared, unlike)
     for turn in range(2):  # the second time every expert has its row
-        together = prepare(shared, questions).run()
+        together = _prepare(shared, questions).run()
         assert any(max(answer.trust) > 0 for answer in together), turn
         for stream, question, answer in zip(unlike, questions, together, strict=True):
             with stream.frozen():
@@ -164,14 +164,14 @@ def test_experts_that_find_no_room_are_written_again_when_they_are_wanted(
     shared: SharedModel, unlike: list[StreamMethod], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     questions = asked(shared, unlike)
-    expected = [prepare(shared, [question]).run()[0] for question in questions]
+    expected = [_prepare(shared, [question]).run()[0] for question in questions]
     held = sum(len(question.asked.rows) for question in questions)
     assert held > 2
     monkeypatch.setattr(shared.desk, "most", 1)
     questions = asked(shared, unlike)
     for _ in range(3):
         for question, answer in zip(questions, expected, strict=True):
-            found = prepare(shared, [question]).run()[0]
+            found = _prepare(shared, [question]).run()[0]
             torch.testing.assert_close(found.logits, answer.logits, atol=1e-5, rtol=0)
     assert sum(len(question.asked.rows) for question in questions) < held
 
@@ -181,8 +181,8 @@ def test_rows_and_slots_go_with_their_version(shared: SharedModel) -> None:
     free = None
     for at, batch in enumerate(shifted(12, seed=3)):
         stream.take(levels(batch))
-        question = Question(InUse(stream.version, shared.ranks), levels(batch).float() / 255)
-        prepare(shared, [question]).run()
+        question = _Question(InUse(stream.version, shared.ranks), levels(batch).float() / 255)
+        _prepare(shared, [question]).run()
         del question
         gc.collect()
         left = (len(shared.stack._free), len(shared.desk.table._free))

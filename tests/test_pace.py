@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from ostinato.methods.ostinato.timing import MARGIN
-from ostinato.speed.ways import trusting
+from ostinato.methods.ostinato._timing import MARGIN
+from ostinato.speed._ways import trusting
 
 kit = runpy.run_path(str(Path(__file__).with_name("_ostinato_small.py")))
 build, shifted = kit["build"], kit["shifted"]

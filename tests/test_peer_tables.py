@@ -13,15 +13,15 @@ import pytest
 from PIL import Image
 
 from ostinato.cli import main as ostinato
-from ostinato.data.datasets._labelled import wordnet_ids
+from ostinato.data.datasets.labelled import wordnet_ids
 from ostinato.registry import METHODS, TABLES
 from ostinato.running.job import resolve
 from ostinato.running.results import RunFolder
 from ostinato.running.spec import Spec, parse_pairs, split_label
 from ostinato.scoring.record import Record
 from ostinato.scoring.summary import summarise
-from ostinato.tables.plan import Plan as TablePlan
-from ostinato.tables.plan import plan_table
+from ostinato.tables._plan import Plan as TablePlan
+from ostinato.tables._plan import plan_table
 from ostinato.tables.request import Request, parse_only
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"

@@ -10,7 +10,7 @@ import torch
 
 from ostinato.checks import small_batches, small_model
 from ostinato.cli import COMMANDS
-from ostinato.demo.plan import Plan
+from ostinato.demo._plan import Plan
 
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 import ostinato
 from ostinato.errors import DataError, InputError
-from ostinato.report.attention import ExpertAttention, expert_attention, write_attention
-from ostinato.report.attention_figure import draw_attention
+from ostinato.report._attention_figure import draw_attention
+from ostinato.report.attention import ExpertAttention, _expert_attention, write_attention
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def test_maps_are_cosines_of_each_branch(adapted, batches: list[Tensor]) -> None
     branches = [layer.shared, *(layer.mixture(d) for d in adapted.pool.domains)]
     for place, mixture in enumerate(branches):  # experts with an effect, whatever was learned
         nn.init.normal_(mixture.up, generator=torch.Generator().manual_seed(place))
-    maps = expert_attention(adapted, images, domains=[domain] * 3, layer=0)
+    maps = _expert_attention(adapted, images, domains=[domain] * 3, layer=0)
     seen: list[Tensor] = []
     handle = layer.base_layer.register_forward_hook(lambda m, i, o: seen.append(o))
     adapted.pool.select(domain)
@@ -51,7 +51,7 @@ def test_maps_are_cosines_of_each_branch(adapted, batches: list[Tensor]) -> None
 def test_experts_without_effect_have_empty_maps(adapted, batches: list[Tensor]) -> None:
     layer = list(adapted.pool.layers.values())[-1]
     nn.init.zeros_(layer.shared.up)
-    maps = expert_attention(adapted, batches[0][:2], layer=-1)
+    maps = _expert_attention(adapted, batches[0][:2], layer=-1)
     assert not maps.maps[:, maps.experts.index("shared")].any()
 
 
@@ -61,7 +61,7 @@ def test_looking_changes_nothing(model: nn.Module, batches: list[Tensor], placem
     for images in batches[:3]:
         method(images)
     before, active, used = method.export_state().clone(), method.pool.active, [*method.pool.used]
-    expert_attention(method, batches[0][:2])
+    _expert_attention(method, batches[0][:2])
     after = method.export_state()
     assert after.values == before.values
     assert all(torch.equal(after.tensors[k], t) for k, t in before.tensors.items())
@@ -94,13 +94,13 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
 def test_wrong_questions_are_refused(adapted, model: nn.Module, batches: list[Tensor]) -> None:
     images = batches[0][:2]
     with pytest.raises(InputError, match="There is no domain 99"):
-        expert_attention(adapted, images, domains=[99, 99])
+        _expert_attention(adapted, images, domains=[99, 99])
     with pytest.raises(InputError, match="1 titles do not fit 2 images"):
-        expert_attention(adapted, images, titles=["a"])
+        _expert_attention(adapted, images, titles=["a"])
     with pytest.raises(InputError, match="there are 2 layers"):
-        expert_attention(adapted, images, layer=7)
+        _expert_attention(adapted, images, layer=7)
     adapted.detach()
     with pytest.raises(InputError, match="has no experts"):
-        expert_attention(ostinato.adapt(model, "source"), images)
+        _expert_attention(ostinato.adapt(model, "source"), images)
     with pytest.raises(InputError, match="No domain was met"):
-        expert_attention(ostinato.adapt(model, preset="source-free"), images)
+        _expert_attention(ostinato.adapt(model, preset="source-free"), images)

@@ -13,20 +13,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.decomposition import PCA
 
-from ostinato.report.ablation import descriptor_ablation
-from ostinato.report.by_round import error_by_round
-from ostinato.report.domains import chosen, discriminator_timeline, pool_growth, stretches
+from ostinato.report._ablation import descriptor_ablation
+from ostinato.report._by_round import error_by_round
+from ostinato.report._domains import chosen, discriminator_timeline, pool_growth, stretches
+from ostinato.report._over_time import error_over_time, running, so_far
+from ostinato.report._per_domain import error_per_domain
+from ostinato.report._reliability import cost_against_accuracy, reliability_diagram
+from ostinato.report._runs import Variant, read_variants
+from ostinato.report._spectra import Projection, descriptor_map, descriptors, ellipse
 from ostinato.report.figure import Figure, Missing, Part
-from ostinato.report.over_time import error_over_time, running, so_far
-from ostinato.report.per_domain import error_per_domain
-from ostinato.report.reliability import cost_against_accuracy, reliability_diagram
-from ostinato.report.runs import Variant, read_variants
-from ostinato.report.spectra import Projection, descriptor_map, descriptors, ellipse
-from ostinato.report.style import spread, theme
+from ostinato.report.style import _spread, theme
 from ostinato.report.timeline import visits
 from ostinato.scoring.metrics import calibration_error, reliability
 from ostinato.scoring.record import Record
-from ostinato.scoring.routing import domains_over_time
+from ostinato.scoring.summary import domains_over_time
 
 make_run = runpy.run_path(str(Path(__file__).with_name("_report_runs.py")))["make_run"]
 FDD = {"discriminator": {"descriptor": "low"}}
@@ -255,7 +255,7 @@ def test_runs_on_other_streams_get_figures_of_their_own(tmp_path: Path) -> None:
 
 @given(st.lists(st.floats(-100, 100), min_size=1, max_size=12), st.floats(0.01, 20))
 def test_labels_keep_their_order_and_distance(wanted: list[float], gap: float) -> None:
-    places = spread(wanted, gap)
+    places = _spread(wanted, gap)
     order = sorted(range(len(wanted)), key=lambda i: wanted[i])
     steps = np.diff([places[i] for i in order])
     assert (steps >= gap * (1 - 1e-6) - 1e-9).all()

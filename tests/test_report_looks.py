@@ -12,13 +12,13 @@ import torch
 from ostinato import adapt
 from ostinato.data.corruptions import corrupt
 from ostinato.data.embedded import STATISTICS, asset_path, embedded_images, embedded_model
-from ostinato.report.distances import distance_to_source, usual_names
+from ostinato.report._distances import distance_to_source, usual_names
+from ostinato.report._reliability import cost_against_accuracy, reliability_diagram
+from ostinato.report._runs import read_variants
+from ostinato.report._trust import mean_trust, source_share, trust_over_time
 from ostinato.report.figure import Figure, Missing
 from ostinato.report.page import page_style
-from ostinato.report.reliability import cost_against_accuracy, reliability_diagram
-from ostinato.report.runs import read_variants
 from ostinato.report.style import PALETTE, End, canvas, label_ends, tip, to_svg
-from ostinato.report.trust import mean_trust, source_share, trust_over_time
 
 make_run = runpy.run_path(str(Path(__file__).with_name("_report_runs.py")))["make_run"]
 

@@ -16,13 +16,13 @@ import pytest
 
 from ostinato.cli import main
 from ostinato.errors import DataError, MissingResource, OstinatoError
+from ostinato.report._overview import summarise_variants, warnings
+from ostinato.report._runs import Variant, read_variants
 from ostinato.report.attention import ExpertAttention
 from ostinato.report.command import write_report
 from ostinato.report.figure import Data, Figure
-from ostinato.report.overview import summarise_variants, warnings
-from ostinato.report.page import content_hash, draw_all, render
-from ostinato.report.runs import Variant, read_variants
-from ostinato.report.style import INK, PALETTE, clean_svg
+from ostinato.report.page import _content_hash, _draw_all, render
+from ostinato.report.style import INK, PALETTE, _clean_svg
 
 make_run = runpy.run_path(str(Path(__file__).with_name("_report_runs.py")))["make_run"]
 
@@ -89,7 +89,7 @@ def test_the_page_is_self_contained(page: str) -> None:
 
 def test_one_script_may_run_and_no_other(page: str) -> None:
     (script,) = re.findall(r"<script>(.*?)</script>", page, re.S)
-    assert f"script-src '{content_hash(script)}'" in page
+    assert f"script-src '{_content_hash(script)}'" in page
     assert "unsafe-inline'; img-src" in page  # of styles; a script needs the hash
     assert not re.search(r" on\w+=", page)
 
@@ -101,7 +101,7 @@ def test_anchors_exist_once(page: str) -> None:
 
 
 def test_every_figure_is_there_with_its_data_and_words(page: str, folder: Path) -> None:
-    figures = [part for part in draw_all(read_variants([folder])) if isinstance(part, Figure)]
+    figures = [part for part in _draw_all(read_variants([folder])) if isinstance(part, Figure)]
     names = {re.sub(r"-\d+$", "", figure.name) for figure in figures}
     assert names == {
         "error-over-time", "error-by-round", "error-per-domain", "discriminator", "pool",
@@ -234,7 +234,7 @@ def test_cleaning_keeps_numbers_and_drops_the_rest() -> None:
         '<metadata>x</metadata><g id="patch_1"><path d="M 1.23456 2" style="stroke: #010203"/>'
         '<use xlink:href="#m"/></g></svg>\n'
     )
-    assert clean_svg(raw, 'a "b" & c') == (
+    assert _clean_svg(raw, 'a "b" & c') == (
         '<svg role="img" aria-label="a &quot;b&quot; &amp; c" viewBox="0 0 9 9">\n'
         '<g><path d="M 1.23 2" style="stroke: var(--ink)"/><use href="#m"/></g></svg>'
     )

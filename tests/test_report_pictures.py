@@ -13,14 +13,14 @@ import torch
 
 from ostinato.data.mosaic import mosaic_model
 from ostinato.errors import DataError
+from ostinato.report._per_class import iou_per_class, mean_classes
+from ostinato.report._pictures import UNLABELED, colours_of, painted, predictions_in_pictures
+from ostinato.report._runs import read_variants
 from ostinato.report.figure import Figure, Missing
 from ostinato.report.page import render
-from ostinato.report.per_class import iou_per_class, mean_classes
-from ostinato.report.pictures import UNLABELED, colours_of, painted, predictions_in_pictures
-from ostinato.report.runs import read_variants
 from ostinato.running import runner
 from ostinato.running.runner import Interrupted, resume, run
-from ostinato.running.samples import IGNORE, judge, middles, read_samples, shrink
+from ostinato.running.samples import IGNORE, _judge, _middles, _shrink, read_samples
 from ostinato.running.spec import Spec
 from ostinato.types import Batch
 
@@ -56,7 +56,7 @@ def test_samples_are_the_middle_images_seen_by_source_and_method(finished):
     samples = read_samples(finished)
     assert [s.index for s in samples] == [1, 3, 5, 7]
     stream = open_stream(Spec.parse(SPEC))
-    assert middles(stream) == [1, 3, 5, 7]
+    assert _middles(stream) == [1, 3, 5, 7]
     source = mosaic_model()
     config = source.pretrained_cfg
     mean, std = (torch.tensor(config[key]).view(1, 3, 1, 1) for key in ("mean", "std"))
@@ -125,19 +125,19 @@ def test_judging_scales_logits_and_leaves_unlabelled_pixels_out():
     logits = torch.tensor([[[[5.0, 0.0]], [[0.0, 5.0]], [[0.0, 0.0]]]])
     batch = Batch(images=torch.zeros(1, 3, 2, 4, dtype=torch.uint8), labels=labels, domain="fog",
                   index=0)  # fmt: skip
-    answer, iou = judge(batch, logits)
+    answer, iou = _judge(batch, logits)
     assert answer.tolist() == [[0, 0, 1, 1]] * 2
     assert iou == pytest.approx(100.0)
     empty = Batch(images=batch.images, labels=torch.full_like(labels, IGNORE), domain="fog",
                   index=0)  # fmt: skip
-    assert np.isnan(judge(empty, logits)[1])
+    assert np.isnan(_judge(empty, logits)[1])
 
 
 @pytest.mark.parametrize(
     ("shape", "kept"), [((64, 96), (64, 96)), ((360, 480), (180, 240)), ((1080, 1920), (180, 320))]
 )
 def test_what_is_kept_is_small(shape, kept):
-    assert shrink(np.zeros(shape, np.uint8)).shape == kept
+    assert _shrink(np.zeros(shape, np.uint8)).shape == kept
 
 
 def test_the_figure_shows_every_picture_and_its_numbers(finished):

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from ostinato.experts.stack import START
-from ostinato.methods.ostinato.bank import Domain
-from ostinato.speed.ways import crowd, trusting
+from ostinato.methods.ostinato._bank import Domain
+from ostinato.speed._ways import crowd, trusting
 
 kit = runpy.run_path(str(Path(__file__).with_name("_ostinato_small.py")))
 build, clean, shifted, same_state = (

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ostinato.checks import small_batches, small_model
 from ostinato.errors import StateError
-from ostinato.experts.flat import FlatBranches, adam
+from ostinato.experts.flat import FlatBranches, _adam
 from ostinato.experts.maps import block_map
 from ostinato.experts.routed import BlockMap, Branch, Expert, Hooks, Pass
 from ostinato.ops.moments import token_moments
@@ -177,7 +177,7 @@ def test_adam_equals_torch():
     optimizer = torch.optim.Adam([theirs], lr=0.1)
     for step in range(1, 6):
         grad = torch.randn(20, generator=generator)
-        adam(ours, grad, first, second, step, lr=0.1)
+        _adam(ours, grad, first, second, step, lr=0.1)
         theirs.grad = grad
         optimizer.step()
         assert torch.allclose(ours, theirs, atol=1e-6)
@@ -188,8 +188,8 @@ def test_one_step_that_stands_for_several_has_their_moments_and_reach():
     once, first, second = (torch.zeros(20) for _ in range(3))
     many, firsts, seconds = (torch.zeros(20) for _ in range(3))
     for step in range(1, 5):
-        adam(many, grad, firsts, seconds, step, lr=0.1)
-    adam(once, grad, first, second, 4, lr=0.4, times=4)
+        _adam(many, grad, firsts, seconds, step, lr=0.1)
+    _adam(once, grad, first, second, 4, lr=0.4, times=4)
     assert torch.allclose(first, firsts)
     assert torch.allclose(second, seconds)
     assert torch.allclose(once, many, atol=1e-5)

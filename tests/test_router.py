@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from ostinato.domains.parting import parts
+from ostinato.domains._parting import parts
+from ostinato.domains._splitting import split_off
 from ostinato.domains.router import Router
-from ostinato.domains.splitting import LEAST, split_off
-from ostinato.domains.verdict import FAR, SOURCE, fresh
+from ostinato.domains.verdict import FAR, LEAST, SOURCE, fresh
 from ostinato.errors import StateError
 from ostinato.ops.snapshot import State
-from ostinato.ops.whitening import Content, bend, even, held_out, shrunk, whitener, within
+from ostinato.ops.whitening import Content, _bend, _even, _held_out, _shrunk, _whitener, _within
 
 WIDTH = 24
 
@@ -46,26 +46,26 @@ def router(content: Content) -> Router:
 def test_whitening_gives_the_identity():
     values = correlated(2000, seed=1).double()
     covariance = values.T @ values / len(values)
-    matrix = whitener(covariance)
+    matrix = _whitener(covariance)
     assert torch.allclose(
-        matrix.T @ shrunk(covariance) @ matrix, torch.eye(WIDTH).double(), atol=1e-9
+        matrix.T @ _shrunk(covariance) @ matrix, torch.eye(WIDTH).double(), atol=1e-9
     )
     diagonal = torch.diag(torch.rand(WIDTH).double() + 0.5)  # which shrinking leaves alone
     rows = torch.randn(
         50_000, WIDTH, dtype=torch.double, generator=torch.Generator().manual_seed(0)
     )
-    placed = rows @ diagonal.sqrt() @ whitener(diagonal)
+    placed = rows @ diagonal.sqrt() @ _whitener(diagonal)
     assert torch.allclose(placed.T @ placed / len(placed), torch.eye(WIDTH).double(), atol=0.05)
 
 
 def test_the_unit_is_measured_on_images_that_the_coordinates_did_not_see():
     few = correlated(2 * WIDTH, seed=2).double()
     few = (few - few.mean(0)) / few.std(0)
-    bent = bend(few @ even(within([few])))
-    matrix = whitener(within([bent]))
+    bent = _bend(few @ _even(_within([few])))
+    matrix = _whitener(_within([bent]))
     seen = float(((bent - bent.mean(0)) @ matrix).square().sum(1).mean()) / WIDTH
-    assert held_out([few], matrix) > 1.1 * seen
-    assert held_out([few[:9]], matrix) == 1.0
+    assert _held_out([few], matrix) > 1.1 * seen
+    assert _held_out([few[:9]], matrix) == 1.0
 
 
 def test_clean_images_lie_around_zero_with_spread_one():
@@ -88,7 +88,7 @@ def test_altered_images_tell_how_content_varies_not_where_it_lies():
     assert apart(Content.of(clean, [wide + 1]), wide) < 0.8 * plain
     groups = [clean.double(), wide.double()]
     moved = [clean.double(), wide.double() + 50]
-    assert torch.allclose(within(groups), within(moved))
+    assert torch.allclose(_within(groups), _within(moved))
 
 
 def test_numbers_that_never_vary_do_not_blow_up():

@@ -13,7 +13,7 @@ import torch
 
 from ostinato.errors import ConfigError, DataError, OstinatoError, StateError
 from ostinato.ops.snapshot import State
-from ostinato.report.runs import read_variants
+from ostinato.report._runs import read_variants
 from ostinato.running import results
 from ostinato.running.provenance import Provenance
 from ostinato.running.results import RunFolder, find_run

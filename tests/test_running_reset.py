@@ -9,8 +9,8 @@ import pytest
 from rich.console import Console
 
 from ostinato.errors import ConfigError
-from ostinato.running.job import check_spec, open_job, open_stream
-from ostinato.running.runner import AFRESH, resume, run
+from ostinato.running.job import _check_spec, open_job, open_stream
+from ostinato.running.runner import _AFRESH, resume, run
 from ostinato.running.spec import Spec
 from ostinato.tables.assemble import build_table
 from ostinato.tables.request import Request
@@ -32,7 +32,7 @@ def spec(**data: Any) -> Spec:
 def test_every_domain_is_met_by_the_source_model(tmp_path: Path) -> None:
     (folder,) = run(spec(), out=tmp_path, quiet=True)
     records = folder.records()
-    assert [AFRESH in r.events for r in records] == [False, False, *(3 * [True, False])]
+    assert [_AFRESH in r.events for r in records] == [False, False, *(3 * [True, False])]
     # The second round shows the same images to a method that has forgotten the first.
     assert [r.loss for r in records[:4]] == [r.loss for r in records[4:]]
     method = open_job(spec()).adapt()
@@ -45,7 +45,7 @@ def test_every_domain_is_met_by_the_source_model(tmp_path: Path) -> None:
 def test_without_it_a_method_goes_on(tmp_path: Path) -> None:
     (folder,) = run(spec(reset="never"), out=tmp_path, quiet=True)
     records = folder.records()
-    assert not any(AFRESH in r.events for r in records)
+    assert not any(_AFRESH in r.events for r in records)
     assert records[0].loss != records[4].loss
 
 
@@ -78,7 +78,7 @@ def test_streams_say_where_to_reset() -> None:
 
 def test_annealing_over_the_whole_stream_is_refused() -> None:
     with pytest.raises(ConfigError, match="leave one of them out"):
-        check_spec(spec().replace(cosine=True))
+        _check_spec(spec().replace(cosine=True))
 
 
 def test_tables_show_it(tmp_path: Path) -> None:

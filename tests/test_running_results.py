@@ -14,10 +14,10 @@ from ostinato.errors import ConfigError, DataError
 from ostinato.ops.snapshot import State
 from ostinato.running.provenance import (
     Provenance,
+    _installed_versions,
+    _source_commit,
     hash_names,
     hash_tensors,
-    installed_versions,
-    source_commit,
     spec_hash,
 )
 from ostinato.running.results import RunFolder, find_run
@@ -238,12 +238,12 @@ def test_fingerprints_see_every_change() -> None:
 
 def test_provenance_looks_around() -> None:
     provenance = Provenance.collect(weights="w", data="d", seeds={"stream": 2025})
-    assert provenance.versions == installed_versions()
+    assert provenance.versions == _installed_versions()
     assert {"python", "torch", "timm", "numpy"} <= provenance.versions.keys()
     assert provenance.seeds == {"stream": 2025}
     assert provenance.device == "cpu"
     assert Provenance.parse(provenance.model_dump(mode="json")) == provenance
-    commit = source_commit()
+    commit = _source_commit()
     assert commit is None or len(commit.rstrip("+")) == 40
 
 

@@ -31,7 +31,7 @@ TINY: dict[str, Any] = {
         ({"method": "tnet"}, "no method 'tnet'. Did you mean 'tent'"),
         ({"model": "test_vit", "num_classes": 100}, "untrained head of 100 classes"),
         ({"method": "tent", "preset": "imagenet"}, "no preset 'imagenet'. Did you mean"),
-        ({"method": "tent", "settings": {"rl": 1}}, "TentConfig has no setting 'rl'"),
+        ({"method": "tent", "settings": {"rl": 1}}, "Tent.Config has no setting 'rl'"),
         ({"method": "tent", "settings": {"lr": -1}}, "lr = -1"),
         ({"settings": {"seed": 3}}, "write seeds beside it"),
         ({"data": {"batch_size": 3}}, "write batch_size beside data"),

@@ -11,15 +11,27 @@ from typing import Any
 import pytest
 import torch
 
+from ostinato.scale import _keeper as keepers
 from ostinato.scale import fence
-from ostinato.scale import keeper as keepers
-from ostinato.scale.keeper import Keeper
-from ostinato.scale.remote import RemoteStore, ShardWriter
+from ostinato.scale._keeper import Keeper
+from ostinato.scale._remote import RemoteStore, ShardWriter
+from ostinato.serve import (
+    _learning as learning,
+)
+from ostinato.serve import (
+    _stream as stream,
+)
+from ostinato.serve import (
+    _unwritten as unwritten,
+)
 from ostinato.serve import fleet as fleets
-from ostinato.serve import learning, snapshots, stream, unwritten, writer
+from ostinato.serve import (
+    snapshots,
+    writer,
+)
+from ostinato.serve._stream import Entry
+from ostinato.serve._unwritten import Promise
 from ostinato.serve.fleet import Fleet
-from ostinato.serve.stream import Entry
-from ostinato.serve.unwritten import Promise
 
 HERE = Path(__file__).parent
 one: Any = runpy.run_path(str(HERE / "test_serve_unwritten.py"))

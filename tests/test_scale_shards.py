@@ -18,9 +18,9 @@ import pytest
 import torch
 
 from ostinato.errors import StateError
+from ostinato.scale._front import Front
+from ostinato.scale._remote import RemoteStore
 from ostinato.scale.fence import StaleShard, StaleStream
-from ostinato.scale.front import Front
-from ostinato.scale.remote import RemoteStore
 from ostinato.scale.shard import Shard
 from ostinato.serve.batching import Away
 from ostinato.serve.store import StorageError
@@ -190,7 +190,7 @@ def test_what_a_killed_shard_leaves_on_its_machine_goes_with_the_next_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    start = "from ostinato.scale.remote import RemoteStore; RemoteStore(lambda *_: (1, []), 0)"
+    start = "from ostinato.scale._remote import RemoteStore; RemoteStore(lambda *_: (1, []), 0)"
     killed = f"{start}; import os; os.kill(os.getpid(), 9)"
     place = {**os.environ, "TMPDIR": str(tmp_path)}
     subprocess.run([sys.executable, "-c", killed], env=place, check=False)

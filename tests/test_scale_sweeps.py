@@ -21,11 +21,11 @@ from ostinato.running.results import RunFolder
 from ostinato.running.runner import run
 from ostinato.running.spec import Spec
 from ostinato.scale import cluster
-from ostinato.scale.batches import Hand, HandedStream, deal, make_hand
-from ostinato.scale.cluster import check_answers, connected
-from ostinato.scale.desk import Desk
+from ostinato.scale._batches import Hand, HandedStream, deal, make_hand
+from ostinato.scale._desk import Desk
+from ostinato.scale._rows import pack, unpack
+from ostinato.scale.cluster import _check_answers, connected
 from ostinato.scale.resources import Resources
-from ostinato.scale.rows import pack, unpack
 from ostinato.tables.assemble import build_table
 from ostinato.tables.request import Request
 
@@ -144,18 +144,18 @@ def test_resources_are_read_and_a_gpu_is_taken_whole_unless_shared() -> None:
 
 
 def test_addresses_where_no_cluster_is_are_refused_at_once() -> None:
-    check_answers("auto")
+    _check_answers("auto")
     for wrong in ("nonsense", "host:", ":6379", "host:x", "host:99999", ""):
         with pytest.raises(ConfigError, match="write auto or HOST:PORT"):
-            check_answers(wrong)
+            _check_answers(wrong)
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{bound.getsockname()[1]}"
         with pytest.raises(ConfigError, match=f"no Ray cluster at {address} .*ray start"):
-            check_answers(address)
+            _check_answers(address)
         bound.listen()
-        check_answers(address)
-        check_answers(f"ray://{address}")
+        _check_answers(address)
+        _check_answers(f"ray://{address}")
 
 
 def test_a_listener_that_lets_nobody_join_is_not_called_absent(
@@ -168,7 +168,7 @@ def test_a_listener_that_lets_nobody_join_is_not_called_absent(
         def init(**_: object) -> None:
             raise ConnectionError("Failed to connect to Ray cluster")
 
-    monkeypatch.setattr(cluster, "get_ray", lambda _: Closed)
+    monkeypatch.setattr(cluster, "_get_ray", lambda _: Closed)
     with socket.create_server(("127.0.0.1", 0)) as listening:
         address = f"127.0.0.1:{listening.getsockname()[1]}"
         with pytest.raises(ConfigError, match=r"could not join .* token"), connected(address):

@@ -14,15 +14,15 @@ from torchmetrics.functional.classification import (
 
 from ostinato.errors import ConfigError, DataError
 from ostinato.scoring.metrics import (
-    add_bins,
-    bin_answers,
+    _add_bins,
+    _bin_answers,
+    _score_images,
     calibration_error,
     cost,
     mean_iou,
     peak_memory,
     record_step,
     reliability,
-    score_images,
 )
 from ostinato.scoring.record import Record, RecordedDecision
 from ostinato.types import Batch, Decision, StepOutput
@@ -95,10 +95,10 @@ def test_scores_agree_with_torchmetrics() -> None:
     generator = torch.Generator().manual_seed(1)
     logits = 3 * torch.randn(400, 10, generator=generator)
     labels = torch.randint(10, (400,), generator=generator)
-    hits, confidence = score_images(logits, labels)
+    hits, confidence = _score_images(logits, labels)
     expected = multiclass_accuracy(logits, labels, num_classes=10, average="micro")
     assert hits.count("1") / 400 == pytest.approx(float(expected))
-    bins = bin_answers(logits.softmax(1).max(1).values.numpy(), [int(h) for h in hits])
+    bins = _bin_answers(logits.softmax(1).max(1).values.numpy(), [int(h) for h in hits])
     expected = multiclass_calibration_error(logits.softmax(1), labels, num_classes=10, n_bins=15)
     assert calibration_error(bins) == pytest.approx(float(expected), abs=1e-6)
     assert np.allclose(confidence, logits.softmax(1).max(1).values.numpy(), atol=6e-6)
@@ -116,7 +116,7 @@ def test_only_the_classes_in_use_count() -> None:
 
 
 def test_answers_that_are_not_numbers_are_wrong() -> None:
-    hits, confidence = score_images(torch.full((2, 3), torch.nan), torch.tensor([0, 0]))
+    hits, confidence = _score_images(torch.full((2, 3), torch.nan), torch.tensor([0, 0]))
     assert (hits, confidence) == ("00", (0.0, 0.0))
     record = step(loss=float("nan"))
     assert record.loss is None
@@ -125,7 +125,7 @@ def test_answers_that_are_not_numbers_are_wrong() -> None:
 
 def test_labels_must_fit() -> None:
     with pytest.raises(DataError, match="outside the model's 3 outputs"):
-        score_images(torch.zeros(1, 3), torch.tensor([3]))
+        _score_images(torch.zeros(1, 3), torch.tensor([3]))
     with pytest.raises(DataError, match="no labels"):
         record_step("r", Batch(torch.zeros(1, 3, 2, 2)), StepOutput(torch.zeros(1, 3)))
     batch, output = scene()
@@ -179,14 +179,14 @@ def test_small_logits_are_brought_to_the_labels_size() -> None:
 def test_bins_add_up_over_batches() -> None:
     generator = np.random.default_rng(0)
     confidence, right = generator.random(100), generator.integers(0, 2, 100)
-    whole = bin_answers(confidence, right)
-    parts = add_bins(
-        [bin_answers(confidence[:30], right[:30]), bin_answers(confidence[30:], right[30:])]
+    whole = _bin_answers(confidence, right)
+    parts = _add_bins(
+        [_bin_answers(confidence[:30], right[:30]), _bin_answers(confidence[30:], right[30:])]
     )
     assert np.allclose(whole, parts)
     assert calibration_error(()) is None
     with pytest.raises(DataError, match="binned differently"):
-        add_bins([bin_answers([0.5], [1], 10), bin_answers([0.5], [1], 15)])
+        _add_bins([_bin_answers([0.5], [1], 10), _bin_answers([0.5], [1], 15)])
 
 
 def test_cost_leaves_the_warm_up_out() -> None:

@@ -11,19 +11,19 @@ from sklearn.metrics import (
 from sklearn.metrics.cluster import contingency_matrix, expected_mutual_information
 
 from ostinato.errors import DataError
-from ostinato.scoring.record import Record
-from ostinato.scoring.routing import (
+from ostinato.scoring._routing import (
     Change,
     adjusted_mutual_information,
     changes,
     contingency,
-    domains_over_time,
     exclusiveness,
     expected_information,
     normalized_mutual_information,
     purity,
     routing,
 )
+from ostinato.scoring.record import Record
+from ostinato.scoring.summary import domains_over_time
 
 labels = st.integers(1, 40).flatmap(
     lambda n: st.tuples(

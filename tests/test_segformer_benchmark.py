@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import ostinato
-from ostinato.experts.targets import find_targets
+from ostinato.experts._targets import find_targets
 from ostinato.ops.blocks import find_blocks
 
 SCRIPT = Path(__file__).parents[1] / "benchmarks" / "segformer.py"

@@ -21,19 +21,19 @@ from ostinato.data.datasets.array import ArrayDataset
 from ostinato.data.datasets.base import open_dataset
 from ostinato.data.streams import Stream, build_stream
 from ostinato.errors import ConfigError, DataError, OstinatoError
+from ostinato.methods._warmup import warm_up
 from ostinato.methods.contract import resolve_config
 from ostinato.models.dense import MultiView, SlidingWindow
-from ostinato.ops.warmup import warm_up
 from ostinato.registry import METHODS
 from ostinato.running.job import open_job
 from ostinato.running.provenance import spec_hash
 from ostinato.running.results import RunFolder
 from ostinato.running.runner import resume, run
-from ostinato.running.spec import VIEWS, Spec
+from ostinato.running.spec import _VIEWS, Spec
 from ostinato.scoring.forgetting import cells
 from ostinato.scoring.metrics import mean_iou, record_step, score_pixels
 from ostinato.scoring.summary import summarise
-from ostinato.tables.cells import views_name
+from ostinato.tables._cells import views_name
 from ostinato.types import Batch, StepOutput
 
 trees = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("_trees.py"))))
@@ -273,10 +273,10 @@ def test_a_preparation_survives_images_without_a_valid_pixel() -> None:
 
 def test_clean_statistics_of_a_model_that_cuts_images_up_are_those_of_the_pieces() -> None:
     from ostinato.data.embedded import SIZE, embedded_images
-    from ostinato.data.mosaic import COLUMNS, ROWS, mosaic_model, mosaics
+    from ostinato.data.mosaic import COLUMNS, ROWS, _mosaics, mosaic_model
 
     tiles = embedded_images("tune")[0][: 4 * ROWS * COLUMNS]
-    whole, _ = mosaics(tiles, torch.zeros(len(tiles), dtype=torch.long), 4)
+    whole, _ = _mosaics(tiles, torch.zeros(len(tiles), dtype=torch.long), 4)
     model = mosaic_model()
     found = ostinato.collect_statistics(model, whole)
     expected = ostinato.collect_statistics(model.tiles, tiles)
@@ -316,8 +316,8 @@ def test_a_run_with_windows_and_views(tmp_path: Path) -> None:
 
 def test_a_spec_without_views_is_stored_and_hashed_as_ever() -> None:
     plain = mosaic_spec()
-    assert not VIEWS & set(plain.stored())
-    before = plain.model_dump(mode="json", exclude=VIEWS)
+    assert not _VIEWS & set(plain.stored())
+    before = plain.model_dump(mode="json", exclude=_VIEWS)
     assert spec_hash(plain.stored()) == spec_hash(before)
     assert Spec.parse(plain.stored()) == plain
     for key, value in (("window", (8, 8)), ("scales", (0.5,)), ("flip", True)):

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from ostinato.serve import learning
-from ostinato.serve.learning import Learner
+from ostinato.serve import _learning as learning
+from ostinato.serve._learning import Learner
 
 small = runpy.run_path(str(Path(__file__).with_name("_serve_small.py")))
 ask, batches, serving, teach = (small[n] for n in ("ask", "batches", "serving", "teach"))

@@ -20,7 +20,7 @@ from ostinato.cli import main
 from ostinato.errors import ConfigError
 from ostinato.serve import keys
 from ostinato.serve.fleet import Fleet
-from ostinato.serve.guard import Buckets
+from ostinato.serve.guard import _Buckets
 from ostinato.serve.keys import add_key, list_keys, revoke_key
 from ostinato.serve.running import check_closed
 from ostinato.serve.schema import ROLES
@@ -122,7 +122,7 @@ def _routes(app: Any) -> list[APIRoute]:
 def test_keys_are_kept_as_hashes_and_can_be_taken_back(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keys, "FRESH", 0.0)
+    monkeypatch.setattr(keys, "_FRESH", 0.0)
     main(["keys", "add", "camera", "--role", "predict", "--data", str(tmp_path)])
     key = capsys.readouterr().out.strip()
     assert all(key.encode() not in path.read_bytes() for path in tmp_path.iterdir())
@@ -274,8 +274,8 @@ def test_a_name_is_never_a_path(server: Server, name: str) -> None:
 def test_too_many_requests_of_one_caller_are_slowed_down(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    take = Buckets.take  # all within a moment, however slow the machine is
-    monkeypatch.setattr(Buckets, "take", lambda self, who: take(self, who, now=0.0))
+    take = _Buckets.take  # all within a moment, however slow the machine is
+    monkeypatch.setattr(_Buckets, "take", lambda self, who: take(self, who, now=0.0))
     store = Store(tmp_path)
     key = add_key(store, "camera", ["read"])
     store.close()

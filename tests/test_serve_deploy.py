@@ -15,8 +15,8 @@ import pytest
 import yaml
 
 from ostinato.cli import COMMANDS
+from ostinato.serve._metrics import PER_STREAM
 from ostinato.serve.keys import add_key
-from ostinato.serve.metrics import PER_STREAM
 from ostinato.serve.settings import Settings
 from ostinato.serve.store import Store
 

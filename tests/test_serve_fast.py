@@ -24,14 +24,14 @@ from fastapi.testclient import TestClient
 
 from ostinato.methods.ostinato.common import Prepared
 from ostinato.methods.ostinato.desk import InUse
-from ostinato.serve import wire
+from ostinato.serve import _wire as wire
+from ostinato.serve._forwards import Forwards
+from ostinato.serve._pixels import Fit, decode, digest
+from ostinato.serve._stream import Current
+from ostinato.serve._wire import HEAD, Sink, choose_parser
 from ostinato.serve.batching import Batcher, Job
 from ostinato.serve.fleet import Fleet
-from ostinato.serve.forwards import Forwards
-from ostinato.serve.pixels import Fit, decode, digest
 from ostinato.serve.schema import Guess, ImageAnswer, Prediction
-from ostinato.serve.stream import Current
-from ostinato.serve.wire import HEAD, Sink, choose_parser
 
 small = runpy.run_path(str(Path(__file__).with_name("_serve_small.py")))
 ask, batches, serving = (small[n] for n in ("ask", "batches", "serving"))

@@ -14,9 +14,9 @@ import torch
 from ostinato.errors import ConfigError
 from ostinato.ops.snapshot import State, load_state
 from ostinato.serve import snapshots, writer
+from ostinato.serve._sequences import MOST, Sequences
 from ostinato.serve.fleet import Fleet
-from ostinato.serve.replaying import Replay, same, verify
-from ostinato.serve.sequences import MOST, Sequences
+from ostinato.serve.replaying import Replay, _same, verify
 from ostinato.serve.store import Store
 
 small = runpy.run_path(str(Path(__file__).with_name("_serve_small.py")))
@@ -44,7 +44,7 @@ def test_a_shutdown_loses_nothing(past: tuple[Path, Path, State]) -> None:
     _, folder, state = past
     with serving(folder) as (client, fleet):
         stream = fleet.streams["gate"]
-        assert same(state, stream.method.export_state())
+        assert _same(state, stream.method.export_state())
         assert (stream.learned, stream.lost) == (6, 0)
         assert ask(client, "gate", batches(1)[0], sequence=0).json()["repeated"]
 
@@ -108,7 +108,7 @@ def test_the_log_leads_to_every_snapshot_again(past: tuple[Path, Path, State]) -
     other = version.rpartition(".")[0] + ".2"
     kept, _ = load_state(store.place(1) / store.snapshots(1)[0].file)
     if version != other:
-        assert not same(kept, Replay(store, chosen, served, "gate").to(other).export_state())
+        assert not _same(kept, Replay(store, chosen, served, "gate").to(other).export_state())
 
 
 def test_only_the_latest_snapshots_and_the_named_ones_are_kept(tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ def test_only_the_latest_snapshots_and_the_named_ones_are_kept(tmp_path: Path) -
 def test_a_full_disk_is_served_through_shown_and_made_up_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writer, "RETRY", 0.01)
+    monkeypatch.setattr(writer, "_RETRY", 0.01)
     given = {"snapshots": {"updates": 1}}
     with serving(tmp_path, **given) as (client, fleet):
         teach(client, fleet, "gate", batches(1))
@@ -172,7 +172,7 @@ def test_learning_that_fails_goes_back_to_the_newest_state(
         with monkeypatch.context() as patch:
             patch.setattr(stream.method, "take", broken)
             teach(client, fleet, "gate", batches(3)[2:], start=2)
-        assert same(kept, stream.method.export_state())
+        assert _same(kept, stream.method.export_state())
         assert ask(client, "gate", batches(1)[0], sequence=9).status_code == 200
         assert client.get("/v1/streams/gate/events", params={"kind": "failed"}).json()
 

@@ -14,10 +14,10 @@ from PIL import Image
 
 from ostinato.cli import main
 from ostinato.client import AsyncClient, Client, ServerError
-from ostinato.client.replay import frames
+from ostinato.client.replay import _frames
 from ostinato.errors import DataError, InputError
+from ostinato.serve._watch import Watch
 from ostinato.serve.fleet import Fleet
-from ostinato.serve.watch import Watch
 
 small = runpy.run_path(str(Path(__file__).with_name("_serve_small.py")))
 batches, listening, wait_for = (small[name] for name in ("batches", "listening", "wait_for"))
@@ -145,12 +145,12 @@ def test_commands_work_on_single_domains(
 def test_a_moving_picture_is_replayed_frame_by_frame(tmp_path: Path) -> None:
     pictures = [Image.new("RGB", (8, 8), (60 * at, 0, 0)) for at in range(3)]
     pictures[0].save(tmp_path / "film.gif", save_all=True, append_images=pictures[1:])
-    assert len(list(frames(tmp_path / "film.gif"))) == 3
+    assert len(list(_frames(tmp_path / "film.gif"))) == 3
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match="no images"):
-        list(frames(tmp_path / "empty"))
+        list(_frames(tmp_path / "empty"))
     with pytest.raises(DataError):
-        list(frames(tmp_path / "film.mp4"))
+        list(_frames(tmp_path / "film.mp4"))
 
 
 # Figures and events.

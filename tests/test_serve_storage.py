@@ -16,12 +16,13 @@ import pytest
 
 from ostinato.errors import StateError
 from ostinato.ops.snapshot import State
+from ostinato.serve import _learning as learning
 from ostinato.serve import fleet as fleets
-from ostinato.serve import learning, writer
+from ostinato.serve import writer
+from ostinato.serve._unwritten import Promise
 from ostinato.serve.fleet import Fleet
 from ostinato.serve.replaying import Replay
 from ostinato.serve.store import StorageError, Store
-from ostinato.serve.unwritten import Promise
 
 small = runpy.run_path(str(Path(__file__).with_name("_serve_small.py")))
 disk = runpy.run_path(str(Path(__file__).with_name("_small_disk.py")))
@@ -31,8 +32,8 @@ OFTEN = {"snapshots": {"updates": 1}}
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writer, "RETRY", 0.01)
-    monkeypatch.setattr(fleets, "AGAIN", 0.01)
+    monkeypatch.setattr(writer, "_RETRY", 0.01)
+    monkeypatch.setattr(fleets, "_AGAIN", 0.01)
 
 
 def full(*_: Any, **__: Any) -> None:
@@ -120,7 +121,7 @@ def test_a_log_that_cannot_be_written_doubles_no_event_and_gets_every_line_later
 
 def test_a_line_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = tmp_path / "log"
-    writer.append_whole(str(log), b"first\n")
+    writer._append_whole(str(log), b"first\n")
 
     class Short(io.FileIO):
         left = 3
@@ -135,7 +136,7 @@ def test_a_line_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.Monkey
     with monkeypatch.context() as patch:
         patch.setattr(Path, "open", lambda self, mode, buffering: Short(str(self), mode))
         with pytest.raises(OSError, match="No space"):
-            writer.append_whole(str(log), b"second\n")
+            writer._append_whole(str(log), b"second\n")
     assert log.read_bytes() == b"first\n"
 
 
@@ -313,7 +314,7 @@ def test_free_memory_goes_back_once_nothing_was_written_for_a_while(
 ) -> None:
     given = []
     monkeypatch.setattr(writer, "give_back", lambda: given.append(True))
-    monkeypatch.setattr(writer, "REST", 0.05)
+    monkeypatch.setattr(writer, "_REST", 0.05)
     store = Store(tmp_path)
     store.take()
     working = writer.Writer(store, keep=1, events=10, answers=10)

@@ -73,7 +73,7 @@ def test_recorded_answers_take_the_room_of_their_text_and_long_ones_none(
     answer = ask(client, "room", batches(1)[0], sequence=1, top=0)
     kept = fleet.streams["room"].record._known
     assert kept[1].body.result() == answer.content
-    monkeypatch.setattr("ostinato.serve.routes_predict.LONGEST", 100)
+    monkeypatch.setattr("ostinato.serve._routes_predict.LONGEST", 100)
     assert ask(client, "room", batches(2)[1], sequence=2, top=0).status_code == 200
     assert list(kept) == [1]
     small["wait_for"](lambda: 2 in fleet.streams["room"].met)

@@ -11,12 +11,15 @@ from typing import Any
 import pytest
 import torch
 
+from ostinato.serve import _learning as learning
+from ostinato.serve import _stream as stream
+from ostinato.serve import _unwritten as unwritten
 from ostinato.serve import fleet as fleets
-from ostinato.serve import learning, stream, unwritten, writer
+from ostinato.serve import writer
+from ostinato.serve._stream import Entry
+from ostinato.serve._unwritten import EARLY, FEW, Promise, Unwritten
 from ostinato.serve.fleet import Fleet
 from ostinato.serve.store import SnapshotRow, Store
-from ostinato.serve.stream import Entry
-from ostinato.serve.unwritten import EARLY, FEW, Promise, Unwritten
 from ostinato.serve.writer import SnapshotJob, Writer
 
 small = runpy.run_path(str(Path(__file__).with_name("_serve_small.py")))
@@ -173,7 +176,7 @@ def test_few_copies_of_states_wait_where_there_is_time(
     found.clock.watchers.append(lambda: most.append(found.writer.waiting))
     found.run(900)
     assert found.clock.now > 2 * 60.0
-    assert 0 < max(most) <= fleets.COPIES
+    assert 0 < max(most) <= fleets._COPIES
     assert 0 < found.oldest <= 60.0
 
 

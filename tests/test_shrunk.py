@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ostinato.experts.maps import block_map
+from ostinato.methods.ostinato._shrunk import halves_of, shrunk
 from ostinato.ops.moments import BlockMoments, token_moments
-from ostinato.ops.shrunk import halves_of, shrunk
 
 
 def drawn(images: int, seed: int, width: int = 6, prefix: int = 1) -> torch.Tensor:

@@ -16,16 +16,16 @@ import torch
 from ostinato.cli import main
 from ostinato.data.embedded import embedded_model
 from ostinato.errors import ConfigError, DataError, InputError, StateError
-from ostinato.soak import log
+from ostinato.soak import _log as log
+from ostinato.soak._page import render
+from ostinato.soak._styles import refusable
+from ostinato.soak._supervisor import _alone, done, kill_points, soak
+from ostinato.soak._tenths import Piece, check_alike, faults, read_piece, tenths, verdicts
+from ostinato.soak._traffic import Traffic, make_pool
+from ostinato.soak._worker import Worker, build
+from ostinato.soak._worker import main as worker_main
 from ostinato.soak.command import NUMBERS, PAGE, write_page
-from ostinato.soak.page import render
 from ostinato.soak.plan import KINDS, LOG, STATE, Plan, settle_plan
-from ostinato.soak.styles import refusable
-from ostinato.soak.supervisor import _alone, done, kill_points, soak
-from ostinato.soak.tenths import Piece, check_alike, faults, read_piece, tenths, verdicts
-from ostinato.soak.traffic import Traffic, make_pool
-from ostinato.soak.worker import Worker, build
-from ostinato.soak.worker import main as worker_main
 
 TINY = Plan(
     corruptions=("contrast",), severities=(5,), images=20, stretch=2, block=2, save=4,

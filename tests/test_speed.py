@@ -11,8 +11,8 @@ from PIL import Image
 from ostinato import cli
 from ostinato.checks import small_model
 from ostinato.data.embedded import embedded_model
+from ostinato.speed._traffic import Traffic
 from ostinato.speed.measure import LiveTensors, measure_routing, measure_stream
-from ostinato.speed.traffic import Traffic
 
 
 def run(*words: str) -> int:

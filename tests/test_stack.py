@@ -20,7 +20,7 @@ from ostinato.experts.routed import SCALE, BlockMap, Branch, Expert, Hooks, Pass
 from ostinato.experts.stack import START, Layout, Stack, StackPass
 from ostinato.ops.moments import token_moments
 from ostinato.ops.whitening import Content
-from ostinato.speed.ways import trusting
+from ostinato.speed._ways import trusting
 
 kit = runpy.run_path(str(Path(__file__).with_name("_ostinato_small.py")))
 build, clean, shifted = kit["build"], kit["clean"], kit["shifted"]

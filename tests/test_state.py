@@ -94,7 +94,7 @@ def test_foreign_file(tmp_path):
 
 
 def test_newer_version(path, monkeypatch, tmp_path):
-    monkeypatch.setattr(snapshot, "VERSION", 99)
+    monkeypatch.setattr(snapshot, "_VERSION", 99)
     save_state(path, STATE, HEADER)
     monkeypatch.undo()
     with pytest.raises(StateError, match="version 99"):

@@ -17,11 +17,11 @@ from torch import Tensor
 import ostinato
 from ostinato.checks import small_batches, small_model
 from ostinato.errors import StateError
+from ostinato.methods._pools import PromptPool
 from ostinato.methods.base import Method
 from ostinato.ops import snapshot
 from ostinato.ops.classmean import ClassMean
-from ostinato.ops.expect import Like, check_part, check_state, exactly, listed, number, optional
-from ostinato.ops.pools import PromptPool
+from ostinato.ops.expect import Kind, Like, _check_part, check_state
 from ostinato.ops.snapshot import State, load_state, save_state
 
 METHODS = {"tent": {}, "cotta": {}, "rotta": {"capacity": 4}, "vdp": {"size": 4}, "sar": {}}
@@ -294,18 +294,18 @@ def test_a_header_whose_settings_are_none(tmp_path, config):
 
 
 def test_kinds():
-    assert optional(number()).fits(None)
-    assert not number().fits(True)
-    assert not exactly(1).fits(1.0)
-    assert not exactly(1).fits(True)
-    assert listed(number()).fits([])
-    assert not listed(number()).fits((1,))
+    assert Kind.optional(Kind.number()).fits(None)
+    assert not Kind.number().fits(True)
+    assert not Kind.exactly(1).fits(1.0)
+    assert not Kind.exactly(1).fits(True)
+    assert Kind.listed(Kind.number()).fits([])
+    assert not Kind.listed(Kind.number()).fits((1,))
 
 
 def test_a_named_size_is_the_same_everywhere():
     from ostinato.ops.expect import Expected
 
     wanted = Expected({"a": Like(("n",)), "b": Like(("n", 2))})
-    check_part("x", State({"a": torch.zeros(3), "b": torch.zeros(3, 2)}), wanted)
+    _check_part("x", State({"a": torch.zeros(3), "b": torch.zeros(3, 2)}), wanted)
     with pytest.raises(StateError, match="shape"):
-        check_part("x", State({"a": torch.zeros(3), "b": torch.zeros(4, 2)}), wanted)
+        _check_part("x", State({"a": torch.zeros(3), "b": torch.zeros(4, 2)}), wanted)

@@ -15,7 +15,8 @@ from safetensors.torch import save
 from ostinato.api import collect_statistics
 from ostinato.checks import small_batches, small_model
 from ostinato.errors import ConfigError, MissingResource
-from ostinato.methods.dual_expert.guard import CollapseGuard
+from ostinato.methods.dual_expert._guard import CollapseGuard
+from ostinato.ops._tensors import read_tensors
 from ostinato.ops.features import FeatureTaps
 from ostinato.ops.losses import (
     alignment,
@@ -26,7 +27,6 @@ from ostinato.ops.losses import (
 )
 from ostinato.ops.optim import cosine, total_norm
 from ostinato.ops.statistics import SourceStatistics, check_fits
-from ostinato.ops.tensors import read_tensors
 from ostinato.ops.trainable import norm_parameters
 
 

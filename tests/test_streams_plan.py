@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ostinato.data.blends import CdcStream, CorrelatedStream, MixedStream, dirichlet_cut
+from ostinato.data.blends import CdcStream, CorrelatedStream, MixedStream, _dirichlet_cut
 from ostinato.data.datasets.array import ArrayDataset
 from ostinato.data.segments import Domain, parts
 from ostinato.data.sequences import ContinualStream, GradualStream, RecurringStream
@@ -272,7 +272,7 @@ def test_correlated_sorted_runs_and_dirichlet_in_between() -> None:
 def test_dirichlet_cuts_lose_nothing(
     count: int, slots: int, concentration: float, seed: int
 ) -> None:
-    cut = dirichlet_cut(np.random.default_rng(seed), count, slots, concentration)
+    cut = _dirichlet_cut(np.random.default_rng(seed), count, slots, concentration)
     assert len(cut) == slots + 1
     assert (cut[0], cut[-1]) == (0, count)
     assert (np.diff(cut) >= 0).all()

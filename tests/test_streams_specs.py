@@ -14,8 +14,8 @@ from torch.nn.functional import interpolate
 from ostinato.data.corruptions import COMMON, DRIVING, corrupt
 from ostinato.data.datasets.array import ArrayDataset
 from ostinato.data.datasets.base import open_dataset
-from ostinato.data.loading import image_seed, transform_image
-from ostinato.data.opening import corruption_order, parse_domain
+from ostinato.data.loading import _image_seed, transform_image
+from ostinato.data.opening import _corruption_order, _parse_domain
 from ostinato.data.streams import build_stream
 from ostinato.errors import ConfigError, DataError
 
@@ -29,15 +29,15 @@ def pictures(count: int = 6, side: int = 16, **options: object) -> ArrayDataset:
 
 
 def test_the_usual_order_and_the_ten_fixed_ones() -> None:
-    assert corruption_order(0) == COMMON
-    orders = [corruption_order(n) for n in range(11)]
+    assert _corruption_order(0) == COMMON
+    orders = [_corruption_order(n) for n in range(11)]
     assert len(set(orders)) == 11
     assert all(sorted(order) == sorted(COMMON) for order in orders)
     # First and last of CoTTA's ten, as published.
-    assert corruption_order(1)[:3] == ("brightness", "pixelate", "gaussian_noise")
-    assert corruption_order(10)[-3:] == ("snow", "motion_blur", "brightness")
+    assert _corruption_order(1)[:3] == ("brightness", "pixelate", "gaussian_noise")
+    assert _corruption_order(10)[-3:] == ("snow", "motion_blur", "brightness")
     with pytest.raises(ConfigError, match="choose 0"):
-        corruption_order(11)
+        _corruption_order(11)
 
 
 def test_imagenet_c_in_order_from_disk(tmp_path: Path) -> None:
@@ -47,7 +47,7 @@ def test_imagenet_c_in_order_from_disk(tmp_path: Path) -> None:
     assert (stream.images, stream.num_classes, stream.task) == (90, 1000, "classification")
     assert stream[0].keys[0].startswith("imagenet-c/gaussian_noise/5/")
     ordered = build_stream("continual", {"order": 4, "options": {"subset": "full"}}, roots=tmp_path)
-    assert ordered.domains == corruption_order(4)
+    assert ordered.domains == _corruption_order(4)
     with pytest.raises(ConfigError, match="leave order at 0"):
         build_stream("continual", {"order": 4, "domains": ["fog"]}, roots=tmp_path)
     by_rule = build_stream("continual", {"domains": ["fog"]}, roots=tmp_path)
@@ -70,7 +70,7 @@ def test_severity_written_with_the_domain(tmp_path: Path) -> None:
     assert [b.keys[0].split("/")[2] for b in stream] == ["5", "1"]
     assert stream.domains == ("fog", "fog@1")
     with pytest.raises(ConfigError, match="after '@' comes a severity"):
-        parse_domain("fog@high")
+        _parse_domain("fog@high")
     with pytest.raises(DataError, match=r"lacks 'snow'.*data fetch imagenet-c"):
         build_stream("continual", {"domains": ["snow"]}, roots={"imagenet-c": tmp_path})
 
@@ -81,7 +81,7 @@ def test_corruptions_on_the_fly_are_the_real_ones(constants: str) -> None:
     options = {"dataset": "array", "batch_size": 4, "domains": ["gaussian_noise", "fog@2"]}
     stream = build_stream("continual", {**options, "seed": 3}, datasets={"array": data})
     for number, (name, severity) in enumerate([("gaussian_noise", 5), ("fog", 2)]):
-        seeds = [image_seed(data.key(i), 3) for i in range(6)]
+        seeds = [_image_seed(data.key(i), 3) for i in range(6)]
         clean = torch.stack([data.image(i) for i in range(6)])
         expected = corrupt(clean, name, severity, seeds, constants=constants)
         shown = torch.cat([stream[2 * number].images, stream[2 * number + 1].images])

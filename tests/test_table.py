@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ostinato.domains.table import START, Table
+from ostinato.domains.table import _START, Table
 from ostinato.domains.verdict import View
 
 WIDTH = 7
@@ -94,7 +94,7 @@ def test_views_stay_as_they_are_while_the_table_grows() -> None:
 def test_slots_that_nobody_holds_are_given_to_others() -> None:
     table = Table("cpu")
     for turn in range(5):
-        slots = table.slots([view(2, at + turn) for at in range(START)])
+        slots = table.slots([view(2, at + turn) for at in range(_START)])
         del slots
         gc.collect()
-    assert table.size == START
+    assert table.size == _START

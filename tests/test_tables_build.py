@@ -11,19 +11,19 @@ from rich.console import Console
 
 from ostinato import cli
 from ostinato.data import stand_ins as small
-from ostinato.data.imagenet_plus import ORDERS
+from ostinato.data.imagenet_plus import _ORDERS
 from ostinato.data.kept import keep
 from ostinato.errors import OstinatoError
 from ostinato.registry import METHODS, TABLES
-from ostinato.running.job import check_spec, open_stream
+from ostinato.running.job import _check_spec, open_stream
 from ostinato.running.results import RunFolder
-from ostinato.tables import plan
+from ostinato.tables import _plan as plan
+from ostinato.tables._cells import measure
+from ostinato.tables._plan import plan_table, spec_of
+from ostinato.tables._table import Measure, Table, Variant
 from ostinato.tables.assemble import build_table
-from ostinato.tables.cells import measure
-from ostinato.tables.plan import plan_table, spec_of
 from ostinato.tables.printed import printed
 from ostinato.tables.request import Request
-from ostinato.tables.table import Measure, Table, Variant
 from ostinato.tables.tables import METHODS_FULL
 
 NAMES = (
@@ -52,7 +52,7 @@ def test_every_row_of_every_table_has_a_valid_spec(name: str, scale: Any) -> Non
     for variant in variants:
         for part in table.parts:
             spec = spec_of(table, part, variant, request)
-            check_spec(spec)
+            _check_spec(spec)
             once = name in ("acdc", "camvid") and scale == "small"
             assert spec.seeds == ((2025,) if once else (2025, 2026, 2027))
             if name != "traffic":  # whose batches are what it varies
@@ -72,7 +72,7 @@ def test_the_paper_s_own_setting_is_the_literature_s() -> None:
     for name in ("imagenet-c", "cifar100-c", "imagenet-plus", "imagenet-plus-plus", "acdc"):
         variant = Variant("ours", "dual_expert", "paper", cosine=True)
         spec = spec_of(TABLES[name], TABLES[name].parts[0], variant, request)
-        rates[name] = check_spec(spec).lr
+        rates[name] = _check_spec(spec).lr
     assert list(rates.values()) == [1e-5, 1e-5, 5e-4, 5e-4, 3e-4]
 
 
@@ -192,7 +192,7 @@ def test_small_crs_streams_have_the_structure_of_the_paper_s() -> None:
     table = TABLES["imagenet-plus"]
     spec = spec_of(table, table.parts[0], Variant("s", "source"), Request())
     stream = open_stream(spec)
-    assert stream.domains == ORDERS["text"]
+    assert stream.domains == _ORDERS["text"]
     assert stream.rounds == 3
     assert [len(s) for s in stream.segments[:4]] == [200, 75, 200, 200]
     other = TABLES["imagenet-plus-plus"]
@@ -205,15 +205,15 @@ def test_small_crs_streams_have_the_structure_of_the_paper_s() -> None:
     assert sum(map(len, seen)) == 300
     assert stream[0].classes is None
     assert stream[2].domain == "imagenet-a"
-    assert stream[2].classes.tolist() == list(small.PART)
+    assert stream[2].classes.tolist() == list(small._PART)
 
 
 def test_stand_ins_look_different_and_two_have_a_part_of_the_classes() -> None:
-    parts = {name: small.stand_in(name) for name in ORDERS["text"]}
+    parts = {name: small.stand_in(name) for name in _ORDERS["text"]}
     assert [p.num_classes for p in parts.values()] == [10, 5, 5, 10]
     assert all(p.outputs == 10 for p in parts.values())
     images, labels, _ = small.embedded_images("test")
-    kept = [i for i, y in enumerate(labels.tolist()) if y in small.PART]
+    kept = [i for i, y in enumerate(labels.tolist()) if y in small._PART]
     second = parts["imagenet-a"]
     assert second.classes is not None
     assert [int(second.classes[second.label(n)]) for n in range(50)] == [

@@ -20,10 +20,10 @@ from ostinato.scoring.classes import class_names, class_scores
 from ostinato.scoring.metrics import class_iou, mean_iou
 from ostinato.scoring.record import Record
 from ostinato.scoring.summary import summarise
-from ostinato.tables.cells import class_block
+from ostinato.tables._cells import class_block
+from ostinato.tables._render import TableResult, to_json, to_markdown
 from ostinato.tables.printed import printed
-from ostinato.tables.render import TableResult, to_json, to_markdown
-from ostinato.tables.tables import METHODS_ACDC
+from ostinato.tables.tables import _METHODS_ACDC
 
 COUNTS = hnp.arrays(np.int64, st.integers(1, 5).map(lambda n: (n, n)), elements=st.integers(0, 9))
 
@@ -46,7 +46,7 @@ def test_class_iou_is_overlap_over_union_counted_pixel_by_pixel(counts):
 
 def test_the_table_repeats_four_weathers_with_the_usual_rows_but_one():
     table = TABLES["camvid"]
-    assert set(METHODS_ACDC) - set(table.methods) == {"adma"}
+    assert set(_METHODS_ACDC) - set(table.methods) == {"adma"}
     assert not printed("camvid").rows
     shown = [(c.domain, c.round) for c in table.columns if c.kind == "score"]
     assert shown == [(name, number) for number in range(3) for name in DRIVING]

@@ -9,8 +9,8 @@ from rich.console import Console
 
 from ostinato.errors import ConfigError
 from ostinato.registry import TABLES
+from ostinato.tables._plan import plan_table
 from ostinato.tables.assemble import build_table
-from ostinato.tables.plan import plan_table
 from ostinato.tables.request import Request, parse_only
 from ostinato.tables.search import search
 

@@ -7,8 +7,8 @@ import pytest
 
 from ostinato.errors import UnknownName
 from ostinato.registry import TABLES
+from ostinato.tables._recomputed import disagreements, recompute
 from ostinato.tables.printed import PRINTED, Cell, printed
-from ostinato.tables.recomputed import disagreements, recompute
 
 # What the paper's own cells contradict; everything else in it adds up.
 MISPRINTS = {
@@ -123,7 +123,7 @@ def test_stronger_figures_declare_their_help() -> None:
 
 
 def test_protocols_are_kept_apart() -> None:
-    from ostinato.tables.cells import printed_row
+    from ostinato.tables._cells import printed_row
 
     paper, often = printed("imagenet-c"), printed("recurring-20")
     assert paper.cell("Source", "Mean").value == 55.8
@@ -164,7 +164,7 @@ def test_unknown_names_offer_the_nearest() -> None:
 def test_reading_results_does_not_load_torch() -> None:
     code = (
         "import sys, ostinato.tables.printed, ostinato.scoring.compare, ostinato.running.results;"
-        "import ostinato.scoring.forgetting, ostinato.scoring.routing;"
+        "import ostinato.scoring.forgetting, ostinato.scoring._routing;"
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

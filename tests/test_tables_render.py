@@ -11,15 +11,8 @@ import pytest
 from rich.console import Console
 
 from ostinato.errors import OstinatoError
-from ostinato.tables.render import (
-    FACTS,
-    Heading,
-    TableResult,
-    TableRow,
-    Value,
-    render,
-)
-from ostinato.tables.terminal import to_terminal
+from ostinato.tables._render import FACTS, Heading, TableResult, TableRow, Value
+from ostinato.tables._terminal import to_terminal
 
 FACT = dict.fromkeys(FACTS, "x") | {"Help": "none"}
 RESULT = TableResult(
@@ -53,7 +46,7 @@ RESULT = TableResult(
 
 
 def test_csv_holds_the_numbers_in_full() -> None:
-    rows = list(csv.DictReader(io.StringIO(render(RESULT, "csv"))))
+    rows = list(csv.DictReader(io.StringIO(RESULT.render("csv"))))
     assert float(rows[0]["R1 V2"]) == 51.25
     assert float(rows[0]["R1 V2 ±"]) == 0.1234
     assert float(rows[1]["Mean"]) == 1 / 3
@@ -65,11 +58,11 @@ def test_csv_holds_the_numbers_in_full() -> None:
 
 
 def test_json_reads_back_as_the_same_table() -> None:
-    assert TableResult.parse(json.loads(render(RESULT, "json"))) == RESULT
+    assert TableResult.parse(json.loads(RESULT.render("json"))) == RESULT
 
 
 def test_markdown_keeps_its_shape_and_numbers_its_notes() -> None:
-    text = render(RESULT, "markdown")
+    text = RESULT.render("markdown")
     table = [line for line in text.splitlines() if line.startswith("|")]
     widths = {line.replace("\\|", "").count("|") for line in table}
     assert widths == {1 + 1 + len(RESULT.headings) + len(FACTS)}
@@ -80,7 +73,7 @@ def test_markdown_keeps_its_shape_and_numbers_its_notes() -> None:
 
 
 def test_latex_escapes_and_balances() -> None:
-    text = render(RESULT, "latex")
+    text = RESULT.render("latex")
     assert "Tiny\\_table: error in \\%" in text
     assert "A|B \\& co" in text
     assert "51.2 $\\pm$ 0.1" in text
@@ -95,7 +88,7 @@ def test_latex_escapes_and_balances() -> None:
 
 
 def test_the_terminal_shows_every_row_and_the_constant_facts_below() -> None:
-    text = render(RESULT, "terminal")
+    text = RESULT.render("terminal")
     for part in ("Source", "A|B & co", "Ours (printed) [1]", "source statistics", "Model: x"):
         assert part in text
     assert "\x1b" not in text
@@ -110,14 +103,14 @@ def test_save_writes_four_files(tmp_path: Path) -> None:
         "tiny-small.tex",
     ]
     assert all(
-        p.read_text(encoding="utf-8") == render(RESULT, form)
+        p.read_text(encoding="utf-8") == RESULT.render(form)
         for p, form in zip(written, ("markdown", "latex", "csv", "json"), strict=True)
     )
 
 
 def test_an_unknown_form_names_the_nearest() -> None:
     with pytest.raises(OstinatoError, match="Did you mean 'latex'"):
-        render(RESULT, "latx")
+        RESULT.render("latx")
 
 
 def lines_of(result: TableResult, width: int) -> list[str]:
@@ -153,10 +146,10 @@ def test_a_narrow_terminal_loses_columns_and_never_digits() -> None:
 
 
 def test_a_page_has_no_column_for_what_no_row_says() -> None:
-    page = render(RESULT, "markdown")
+    page = RESULT.render("markdown")
     assert "| Views |" in page
     bare = tuple(r.replace(facts={"Help": "none"}) for r in RESULT.rows)
-    page = render(RESULT.replace(rows=bare), "markdown")
+    page = RESULT.replace(rows=bare).render("markdown")
     assert "| Help |" in page
     assert "Views" not in page
     head, rule, first = page.splitlines()[6:9]

@@ -22,19 +22,20 @@ from ostinato.data.shared import share
 from ostinato.errors import ConfigError
 from ostinato.methods.contract import resolve_config
 from ostinato.registry import METHODS, TABLES
-from ostinato.running.job import check_spec, open_stream
+from ostinato.running.job import _check_spec, open_stream
 from ostinato.running.results import RunFolder
 from ostinato.running.runner import Interrupted, finished, run
 from ostinato.running.spec import Spec
 from ostinato.scoring.summary import Summary
-from ostinato.tables import assemble, together
+from ostinato.tables import _together as together
+from ostinato.tables import assemble
+from ostinato.tables._plan import at_factor, plan_table, spec_of
+from ostinato.tables._rows import run_rows
+from ostinato.tables._table import Variant
+from ostinato.tables._together import Workers, run_together
 from ostinato.tables.assemble import build_table
-from ostinato.tables.plan import at_factor, plan_table, spec_of
 from ostinato.tables.request import Request, spec_key
-from ostinato.tables.rows import run_rows
 from ostinato.tables.search import read_factors, search, write_factors
-from ostinato.tables.table import Variant
-from ostinato.tables.together import Workers, run_together
 
 QUIET = Console(quiet=True)
 WRAPPERS = ("reservoir", "cola")  # whose rates are another method's
@@ -141,7 +142,7 @@ def test_rows_that_are_done_are_shown_without_making_a_batch(
     def refuse(*_: object) -> None:
         raise AssertionError("a batch was made")
 
-    monkeypatch.setattr("ostinato.tables.together.share", refuse)
+    monkeypatch.setattr("ostinato.tables._together.share", refuse)
     monkeypatch.setattr("ostinato.data.streams.Stream.__getitem__", refuse)
     assert build_table("imagenet-c", request(2), QUIET).rows == first.rows
 
@@ -193,7 +194,7 @@ def test_a_factor_scales_the_rate_that_the_table_itself_sets() -> None:
     request = Request(scale="full", changes={"model": "test_vit", "weights": "random"})
     paper = at_factor(Variant("ours", "dual_expert", "paper", cosine=True), 3.0)
     assert paper.label == "ours, rate × 3"
-    assert check_spec(spec_of(table, table.parts[0], paper, request)).lr == pytest.approx(1.5e-3)
+    assert _check_spec(spec_of(table, table.parts[0], paper, request)).lr == pytest.approx(1.5e-3)
 
 
 def test_a_search_tries_all_factors_and_chooses_the_lowest_error(tmp_path: Path) -> None:

@@ -10,11 +10,11 @@ import torch
 from ostinato.registry import DATASETS, TABLES
 from ostinato.running.job import open_stream
 from ostinato.running.spec import Spec
+from ostinato.tables._cells import seed_note
+from ostinato.tables._plan import spec_of
+from ostinato.tables._table import Table, Variant
 from ostinato.tables.assemble import build_table
-from ostinato.tables.cells import seed_note
-from ostinato.tables.plan import spec_of
 from ostinato.tables.request import Request
-from ostinato.tables.table import Table, Variant
 
 SAME = "; the images and their order are the same for all."
 DRAWN = "the corruptions, which are made on the way"

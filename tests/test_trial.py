@@ -14,17 +14,10 @@ from ostinato import cli
 from ostinato.data.embedded import CLASSES, embedded_images, embedded_model
 from ostinato.errors import ConfigError, DataError
 from ostinato.scoring.compare import Interval
-from ostinato.trial.advice import Outcome, advise
+from ostinato.trial._advice import Outcome, advise
+from ostinato.trial._images import ORDINARY, Pictures, answers, corrupted, split, take_images
+from ostinato.trial._plan import FEW, all_traffic, few_classes
 from ostinato.trial.command import trial
-from ostinato.trial.images import (
-    ORDINARY,
-    Pictures,
-    answers,
-    corrupted,
-    split,
-    take_images,
-)
-from ostinato.trial.plan import FEW, all_traffic, few_classes
 from ostinato.trial.setting import Request, read_question
 
 
@@ -74,8 +67,8 @@ def test_the_page_says_what_was_found_and_what_to_write(done: tuple[Request, Pat
 
 def test_its_code_runs(done: tuple[Request, Path, Path]) -> None:
     import ostinato
-    from ostinato.trial.advice import Advice
-    from ostinato.trial.page import code
+    from ostinato.trial._advice import Advice
+    from ostinato.trial._page import code
 
     lines = code(done[0], Advice("yes", "", "forward-only", ()))
     assert len(lines.splitlines()) == 3
@@ -148,7 +141,7 @@ def test_domains_without_labels_are_refused_with_the_ways_out(day: Path, tmp_pat
 
 def test_corrupted_copies_keep_their_picture_s_name() -> None:
     images, labels, *_ = embedded_images("test")
-    from ostinato.trial.images import Taken
+    from ostinato.trial._images import Taken
 
     taken = Taken(images[:3], labels[:3], True, ("a", "b", "c"))
     made = corrupted(taken, limit=2, severity=3, outputs=10)

@@ -7,9 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ostinato.domains import twofold
+from ostinato.domains import _twofold as twofold
+from ostinato.domains._splitting import split_off
 from ostinato.domains.router import Router
-from ostinato.domains.splitting import split_off
 from ostinato.ops.whitening import Content
 
 WIDTH = 40

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from ostinato.checks import small_batches
-from ostinato.checks.building import builder
+from ostinato.checks._building import builder
 from ostinato.errors import StateError
 from ostinato.registry import METHODS
 

@@ -10,12 +10,13 @@ import pytest
 import torch
 
 from ostinato.checks import small_model
-from ostinato.methods.ostinato import maps, turns
-from ostinato.methods.ostinato.common import Question, prepare
+from ostinato.methods.ostinato import _turns as turns
+from ostinato.methods.ostinato import maps
+from ostinato.methods.ostinato._whole import SEEN, Wholes, filled
+from ostinato.methods.ostinato.common import _prepare, _Question
 from ostinato.methods.ostinato.desk import InUse
 from ostinato.methods.ostinato.settings import OstinatoConfig
 from ostinato.methods.ostinato.streams import SharedModel, StreamMethod
-from ostinato.methods.ostinato.whole import SEEN, Wholes, filled
 from ostinato.ops.borrowed import Borrowed
 
 here = Path(__file__)
@@ -47,19 +48,21 @@ def shared(streams: list[StreamMethod], monkeypatch: pytest.MonkeyPatch) -> Shar
     return model
 
 
-def questions(streams: list[StreamMethod], sizes: tuple[int, int], seed: int) -> list[Question]:
+def questions(streams: list[StreamMethod], sizes: tuple[int, int], seed: int) -> list[_Question]:
     ranks = streams[0].model.ranks
     return [
-        Question(InUse(one.version, ranks), shifted(1, size=size, seed=seed + size)[0], source=True)
+        _Question(
+            InUse(one.version, ranks), shifted(1, size=size, seed=seed + size)[0], source=True
+        )
         for one, size in zip(streams, sizes, strict=True)
     ]
 
 
-def same(shared: SharedModel, asked: list[Question]) -> None:
+def same(shared: SharedModel, asked: list[_Question]) -> None:
     captures, shared.captures = shared.captures, None
-    expected = prepare(shared, asked).run()
+    expected = _prepare(shared, asked).run()
     shared.captures = captures
-    found = prepare(shared, asked).run()
+    found = _prepare(shared, asked).run()
     for mine, its in zip(found, expected, strict=True):
         assert mine.domains == its.domains
         torch.testing.assert_close(mine.logits, its.logits, atol=1e-5, rtol=0)

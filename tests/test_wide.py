@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from ostinato.ops.processes import Processes
-from ostinato.speed.ways import trusting
+from ostinato.speed._ways import trusting
 from ostinato.types import Decision, StepOutput
 
 HERE = Path(__file__).parent

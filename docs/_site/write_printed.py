@@ -8,8 +8,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from ostinato.tables._recomputed import disagreements
 from ostinato.tables.printed import PRINTED
-from ostinato.tables.recomputed import disagreements
 
 
 def page() -> str:

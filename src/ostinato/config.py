@@ -36,11 +36,11 @@ class Config(BaseModel):
         for key in values:
             if key not in cls.model_fields:
                 hint = did_you_mean(str(key), cls.model_fields)
-                raise ConfigError(f"{cls.__name__} has no setting {str(key)!r}. {hint}")
+                raise ConfigError(f"{_called(cls)} has no setting {str(key)!r}. {hint}")
         try:
             return cls.model_validate(dict(values))
         except ValidationError as error:
-            raise ConfigError(_explain(cls.__name__, error)) from None
+            raise ConfigError(_explain(_called(cls), error)) from None
 
     @classmethod
     def from_yaml(cls, path: str | Path) -> Self:
@@ -53,6 +53,11 @@ class Config(BaseModel):
     def replace(self, **changes: Any) -> Self:
         """A checked copy with some settings changed."""
         return type(self).parse({**self.model_dump(), **changes})
+
+
+def _called(kind: type[Config]) -> str:
+    """As a user may write it: `Tent.Config` for settings that stand in what they are of."""
+    return kind.__qualname__.rpartition("<locals>.")[2]
 
 
 def _explain(name: str, error: ValidationError) -> str:

@@ -81,6 +81,14 @@ class MissingResource(OstinatoError):
     """
 
 
+class Taken(ConfigError):
+    """Another process is writing to the run's folder.
+
+    >>> isinstance(Taken("Another process writes to runs/tent."), ConfigError)
+    True
+    """
+
+
 class GroupError(OstinatoError, RuntimeError):
     """Processes that answer one stream together lost one another, or disagree.
 

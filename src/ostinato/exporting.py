@@ -16,7 +16,7 @@ from ostinato.methods.ostinato import Ostinato
 Form = Literal["module", "torch", "onnx"]
 _ALL = "maps"
 """As a domain: none is built in, the maps of all come in as inputs."""
-CLOSE = 1e-4
+_CLOSE = 1e-4
 """How near an export's logits are to the live model's, or it is refused."""
 
 
@@ -180,6 +180,6 @@ def _compare(found: Any, live: Any, what: str) -> None:
     """Refuse an export that answers otherwise."""
     ours, theirs = (v[0] if isinstance(v, tuple) else v for v in (live, found))
     off = float((ours.float() - theirs.float()).abs().max())
-    bound = CLOSE if ours.dtype == torch.float32 else 0.1
+    bound = _CLOSE if ours.dtype == torch.float32 else 0.1
     if not off <= bound * max(1.0, float(ours.abs().max())):
         raise StateError(f"{what} answers {off:.2g} off the live model; it was not exported.")

@@ -10,7 +10,7 @@ import torch
 from ostinato import adapt
 from ostinato.api import prepare
 from ostinato.checks import CLASSES, small_batches, small_model
-from ostinato.methods.deyo.shuffle import shuffle_patches
+from ostinato.methods.deyo._shuffle import shuffle_patches
 
 LN = math.log(CLASSES)
 

@@ -10,7 +10,7 @@ import torch
 from ostinato import adapt
 from ostinato.api import prepare
 from ostinato.checks import CLASSES, small_batches, small_model
-from ostinato.methods.spa.weakened import drop_low_frequencies
+from ostinato.methods.spa._weakened import drop_low_frequencies
 from ostinato.ops.augment import cotta_view
 
 LN = math.log(CLASSES)

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from ostinato import adapt
 from ostinato.checks import CLASSES, small_batches, small_model
-from ostinato.ops.style import image_moments, style_of
+from ostinato.methods._style import image_moments, style_of
 
 LN = math.log(CLASSES)
 

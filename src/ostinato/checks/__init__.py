@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ostinato.checks.building import small_adapted
-from ostinato.checks.report import CheckReport, CheckResult
-from ostinato.checks.small import (
+from ostinato.checks._building import small_adapted
+from ostinato.checks._report import CheckReport, CheckResult
+from ostinato.checks._small import (
     CLASSES,
     SIZE,
     clean_images,
@@ -13,7 +13,7 @@ from ostinato.checks.small import (
     small_cnn,
     small_model,
 )
-from ostinato.checks.suite import CHECKS, check_method
+from ostinato.checks._suite import CHECKS, check_method
 
 __all__ = [
     "CHECKS",

@@ -24,14 +24,11 @@ def show(result: Any, form: str, save: Path | None) -> None:
     """Print a table, and write its files where a folder is named."""
     from rich.console import Console
 
-    from ostinato.tables.render import render
-    from ostinato.tables.terminal import to_terminal
-
     if form == "terminal":
         console = Console()
-        console.print(to_terminal(result, console.width))
+        console.print(result.on_terminal(console.width))
     else:
-        print(render(result, form), end="")
+        print(result.render(form), end="")
     if save is not None:
         for path in result.save(save):
             print(f"wrote {path}", file=sys.stderr)

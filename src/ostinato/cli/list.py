@@ -13,13 +13,13 @@ from ostinato.cli._remembered import remembered
 from ostinato.lines import columns
 from ostinato.lines import markdown as as_markdown
 
-Kind = Literal[
+_Kind = Literal[
     "methods", "datasets", "streams", "tables", "corruptions", "descriptors", "discriminators"
 ]
 
 
 @command("list", "methods | datasets | streams | tables | ...: what is registered", "methods")
-def list_command(kind: Annotated[Kind, tyro.conf.Positional], markdown: bool = False) -> None:
+def list_command(kind: Annotated[_Kind, tyro.conf.Positional], markdown: bool = False) -> None:
     """Show what is registered, one line each.
 
     Args:
@@ -35,7 +35,7 @@ def list_command(kind: Annotated[Kind, tyro.conf.Positional], markdown: bool = F
         print(line[:width])
 
 
-def _listed(kind: Kind) -> list[list[str]]:
+def _listed(kind: _Kind) -> list[list[str]]:
     from ostinato.catalogue import catalogue
 
     head, rows = catalogue(kind)

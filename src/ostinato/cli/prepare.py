@@ -21,7 +21,7 @@ from ostinato.cli._words import (
 )
 from ostinato.errors import ConfigError
 
-STATISTICS = "statistics"
+_STATISTICS = "statistics"
 """What to prepare for methods that need source statistics."""
 
 
@@ -64,7 +64,7 @@ def prepare_command(
     """
     from ostinato.methods.contract import choose_method
     from ostinato.models.loading import check_model, load_model
-    from ostinato.running.fit import resolve_device
+    from ostinato.running.devices import resolve_device
     from ostinato.running.source_images import load_source, open_source
     from ostinato.running.spec import Spec, parse_pairs
 
@@ -78,7 +78,7 @@ def prepare_command(
     taken = load_source(
         dataset, source, count=images, transform=transform, normalize=normalize, seed=seed
     )
-    if taken.note and method != STATISTICS:
+    if taken.note and method != _STATISTICS:
         print(f"note: {taken.note}", file=sys.stderr)
     facts: dict[str, Any] = {
         "model": model,
@@ -88,8 +88,8 @@ def prepare_command(
     }
     facts |= {"transform": taken.transform, "images": len(taken.images), "seed": seed}
     _write(method, source, taken, config, facts, out)
-    key = "statistics" if method == STATISTICS else "prepared"
-    name = choose_method(None, None, statistics=True)[0] if method == STATISTICS else method
+    key = "statistics" if method == _STATISTICS else "prepared"
+    name = choose_method(None, None, statistics=True)[0] if method == _STATISTICS else method
     print(f"{out}: {key} from {len(taken.images)} images, transform {taken.transform}")
     print(f"use it with ostinato.adapt(model, {name!r}, {key}={str(out)!r})")
 
@@ -102,7 +102,7 @@ def _check_preparation(method: str, preset: str | None, settings: dict[str, Any]
     from ostinato.registry import METHODS
 
     check_writable(out)
-    if method == STATISTICS:
+    if method == _STATISTICS:
         if preset is not None or set(settings) > {"seed"}:
             raise ConfigError("Source statistics have no preset and no settings: leave them out.")
         return None
@@ -129,7 +129,7 @@ def _write(
     from ostinato.ops.snapshot import save_state
 
     normalize = facts["normalize"]
-    if method == STATISTICS:
+    if method == _STATISTICS:
         collect_statistics(model, taken.images, normalize=normalize).save(out)
         return
     plain = config.model_dump(mode="json")

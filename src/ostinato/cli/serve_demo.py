@@ -14,7 +14,7 @@ from ostinato.cli._command import command
 from ostinato.cli._serving import check_extra
 from ostinato.cli._words import Count, Hours, Place
 
-Seconds = Annotated[float, tyro.conf.arg(metavar="NUMBER")]
+_Seconds = Annotated[float, tyro.conf.arg(metavar="NUMBER")]
 
 
 @command("serve-demo", "a server on the embedded model with three cameras", "serving", alone=True)
@@ -22,8 +22,8 @@ def serve_demo_command(
     *,
     port: Count = 8000,
     data: Place = None,
-    visit: Seconds = 30.0,
-    pause: Seconds = 0.5,
+    visit: _Seconds = 30.0,
+    pause: _Seconds = 0.5,
     seconds: Hours = None,
 ) -> None:
     """Serve the embedded model to three simulated cameras; Ctrl-C ends it.

@@ -11,7 +11,7 @@ from ostinato.cli._words import Count, Counts, File, Folder, Given, Names, Weigh
 from ostinato.errors import ConfigError
 from ostinato.lines import columns
 
-HEAD = ("", "images/s", "ms a batch", "× forward", "p50 ms", "p99 ms", "learned", "expert", "MB")
+_HEAD = ("", "images/s", "ms a batch", "× forward", "p50 ms", "p99 ms", "learned", "expert", "MB")
 
 
 @command(
@@ -65,10 +65,9 @@ def speed_command(
     import torch
 
     from ostinato.ops.files import check_writable
-    from ostinato.running.fit import resolve_device
+    from ostinato.running.devices import resolve_device
     from ostinato.speed.measure import measure_routing, measure_speed, measure_stream
     from ostinato.speed.operators import profiler
-    from ostinato.speed.ways import USUAL
 
     for path in (profile, plot):
         if path is not None:
@@ -88,11 +87,11 @@ def speed_command(
     if images is not None:
         print(f"images are parts of the photographs below {images}")
     print(f"each batch is new images; medians of {steps} batches each, taken in turns; new: means")
-    chosen = USUAL if not ways else () if ways == ("none",) else ways
+    chosen = None if not ways else () if ways == ("none",) else ways
     drawn: dict[str, list[Any]] = {}
     for count in batch_size:
         more = shared | {"batch_size": count}
-        for known in domains if chosen else ():
+        for known in domains if chosen != () else ():
             write = profiler(profile, f"batch {count}, {known} domains") if profile else None
             found = measure_speed(
                 make_model, **more, steps=steps, ways=chosen, domains=known, mixed=mixed,
@@ -131,7 +130,7 @@ def _maker(
 
 
 def _show(title: str, found: Sequence[Any]) -> None:
-    rows = [HEAD]
+    rows = [_HEAD]
     for one in found:
         time = (f"{one.images:.1f}", f"{one.milliseconds:.2f}", f"{one.ratio:.2f}")
         spread = (f"{one.p50:.2f}", f"{one.p99:.2f}", f"{one.learned:.0%}")

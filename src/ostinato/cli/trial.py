@@ -20,16 +20,16 @@ from ostinato.cli._words import (
 )
 from ostinato.errors import ConfigError
 
-Folders = Annotated[tuple[str, ...], called("[NAME=DIR ...]")]
-Images = Annotated[str | None, called("DIR|NAME|FILE")]
+_Folders = Annotated[tuple[str, ...], called("[NAME=DIR ...]")]
+_Images = Annotated[str | None, called("DIR|NAME|FILE")]
 
 
 @command("trial", "should I use this? Your model and images in, a page out", "start")
 def trial_command(
     *,
     model: Given = "embedded",
-    images: Images = None,
-    domains: Folders = (),
+    images: _Images = None,
+    domains: _Folders = (),
     weights: Weights = None,
     num_classes: Number = None,
     normalize: Normalize = None,
@@ -65,8 +65,7 @@ def trial_command(
         out: the trial's folder; an interrupted trial there goes on.
     """
     from ostinato.trial.command import show, trial
-    from ostinato.trial.plan import PEERS
-    from ostinato.trial.setting import Request
+    from ostinato.trial.setting import PEERS, Request
 
     if images is None:
         if model != "embedded":

@@ -7,8 +7,8 @@
 
 from __future__ import annotations
 
-from ostinato.client.asynchronous import AsyncClient
-from ostinato.client.sync import Client
-from ostinato.client.transport import ServerError
+from ostinato.client._asynchronous import AsyncClient
+from ostinato.client._sync import Client
+from ostinato.client._transport import ServerError
 
 __all__ = ["AsyncClient", "Client", "ServerError"]

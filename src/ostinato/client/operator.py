@@ -8,39 +8,39 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from ostinato.client.sync import Client
+from ostinato.client._sync import Client
 from ostinato.errors import ConfigError, did_you_mean
 from ostinato.ops.files import write_atomically
 
-Given = dict[str, Any]
+_Given = dict[str, Any]
 
 
-def _export(client: Client, name: str, given: Given) -> None:
+def _export(client: Client, name: str, given: _Given) -> None:
     if given["file"] is None:
         raise ConfigError("Name the file to write: --file STATE.safetensors")
     data = client.export(name, given["domain"], images=given["images"])
     write_atomically(given["file"], data)
 
 
-def _import(client: Client, name: str, given: Given) -> Any:
+def _import(client: Client, name: str, given: _Given) -> Any:
     if given["file"] is None or not Path(given["file"]).is_file():
         raise ConfigError("Name the file to read: --file STATE.safetensors")
     return client.take_in(name, Path(given["file"]).read_bytes())
 
 
-def _checkpoint(client: Client, name: str, given: Given) -> Any:
+def _checkpoint(client: Client, name: str, given: _Given) -> Any:
     if given["label"] is None:
         raise ConfigError("Name the checkpoint: --label NAME")
     return client.checkpoint(name, given["label"])
 
 
-def _move(client: Client, name: str, given: Given) -> Any:
+def _move(client: Client, name: str, given: _Given) -> Any:
     if given["to"] is None or not str(given["to"]).isdecimal():
         raise ConfigError("Name the shard by its number: --to 2")
     return client.move(name, int(given["to"]))
 
 
-_WORK: dict[str, Callable[[Client, str, Given], Any]] = {
+_WORK: dict[str, Callable[[Client, str, _Given], Any]] = {
     "show": lambda client, name, given: client.stream(name),
     "snapshots": lambda client, name, given: client.snapshots(name),
     "events": lambda client, name, given: client.events(name),
@@ -59,7 +59,7 @@ _WORK: dict[str, Callable[[Client, str, Given], Any]] = {
 }
 
 
-def operate(url: str, key: str | None, what: str, name: str | None, given: Given) -> Any:
+def operate(url: str, key: str | None, what: str, name: str | None, given: _Given) -> Any:
     """Do one thing; what comes back is plain data for JSON, or None."""
     if what != "list" and what not in _WORK:
         raise ConfigError(f"Streams cannot be {what!r}. {did_you_mean(what, ['list', *_WORK])}")

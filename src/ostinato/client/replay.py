@@ -13,14 +13,14 @@ from pathlib import Path
 
 from PIL import Image, ImageSequence, UnidentifiedImageError
 
-from ostinato.client.sync import Client
+from ostinato.client._sync import Client
 from ostinato.errors import DataError
 
 _PICTURES = {".jpg", ".jpeg", ".png", ".webp", ".npy"}
 _MOVING = {".gif", ".webp", ".png", ".apng", ".tif", ".tiff"}
 
 
-def frames(source: Path) -> Iterator[bytes]:
+def _frames(source: Path) -> Iterator[bytes]:
     """Encoded images, in order: a folder's by name, a video's by time."""
     if source.is_dir():
         found = sorted(path for path in source.rglob("*") if path.suffix.lower() in _PICTURES)
@@ -84,7 +84,7 @@ def replay(
     started, version = time.monotonic(), ""
     with Client(url, key, patience=600.0) as client:
         every = itertools.chain.from_iterable(
-            frames(source) for _ in (itertools.count() if loop else range(1))
+            _frames(source) for _ in (itertools.count() if loop else range(1))
         )
         while part := list(itertools.islice(every, batch)):
             answer = client.predict(stream, part, top=1)

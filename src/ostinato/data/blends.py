@@ -61,21 +61,6 @@ class MixedStream(DomainStream):
         return [Segment("mixed", tuple(domains), which[merged].astype(np.int64), where)]
 
 
-class CorrelatedConfig(DomainsConfig):
-    """Settings of the correlated stream.
-
-    >>> CorrelatedConfig(dataset="embedded").concentration is None  # strictly by class
-    True
-    """
-
-    concentration: float | None = Field(
-        None, gt=0, description="Of the Dirichlet (0.1 is usual); None sorts strictly by class."
-    )
-    slots: int | None = Field(
-        None, ge=1, description="Stretches of time the Dirichlet spreads classes over."
-    )
-
-
 @STREAMS.register("correlated")
 class CorrelatedStream(DomainStream):
     """Within a domain, images of a class come together: sorted, or clustered by a Dirichlet.
@@ -91,7 +76,19 @@ class CorrelatedStream(DomainStream):
     True
     """
 
-    config_class = CorrelatedConfig
+    class Config(DomainsConfig):
+        """Settings of the correlated stream.
+
+        >>> CorrelatedStream.Config(dataset="embedded").concentration is None  # strictly by class
+        True
+        """
+
+        concentration: float | None = Field(
+            None, gt=0, description="Of the Dirichlet (0.1 is usual); None sorts strictly by class."
+        )
+        slots: int | None = Field(
+            None, ge=1, description="Stretches of time the Dirichlet spreads classes over."
+        )
 
     def plan(self, domains: Sequence[Domain]) -> list[Segment]:
         """One stretch per domain, its images arranged by class."""
@@ -108,26 +105,12 @@ class CorrelatedStream(DomainStream):
         if self.config.concentration is None:
             return np.concatenate(groups)
         slots = self.config.slots or len(found)
-        cells = [dirichlet_cut(draw, len(g), slots, self.config.concentration) for g in groups]
+        cells = [_dirichlet_cut(draw, len(g), slots, self.config.concentration) for g in groups]
         order = []
         for slot in range(slots):
             pieces = [g[c[slot] : c[slot + 1]] for g, c in zip(groups, cells, strict=True)]
             order.append(draw.permutation(np.concatenate(pieces)))
         return np.concatenate(order)
-
-
-class CdcConfig(DomainsConfig):
-    """Settings of the continual dynamic change stream.
-
-    >>> CdcConfig(dataset="embedded").slots
-    3
-    """
-
-    concentration: float = Field(1.0, gt=0, description="Of the Dirichlet over time.")
-    slots: int = Field(3, ge=1, description="Stretches of time.")
-    unit: int | None = Field(
-        None, ge=1, description="Images that stay together; batch_size unless given."
-    )
 
 
 @STREAMS.register("cdc")
@@ -146,7 +129,18 @@ class CdcStream(DomainStream):
     8
     """
 
-    config_class = CdcConfig
+    class Config(DomainsConfig):
+        """Settings of the continual dynamic change stream.
+
+        >>> CdcStream.Config(dataset="embedded").slots
+        3
+        """
+
+        concentration: float = Field(1.0, gt=0, description="Of the Dirichlet over time.")
+        slots: int = Field(3, ge=1, description="Stretches of time.")
+        unit: int | None = Field(
+            None, ge=1, description="Images that stay together; batch_size unless given."
+        )
 
     def plan(self, domains: Sequence[Domain]) -> list[Segment]:
         """The pieces of all domains, slot by slot."""
@@ -156,7 +150,7 @@ class CdcStream(DomainStream):
         unit = self.config.unit or self.config.batch_size
         cuts = [
             np.minimum(
-                dirichlet_cut(draw, -(-len(d) // unit), slots, self.config.concentration) * unit,
+                _dirichlet_cut(draw, -(-len(d) // unit), slots, self.config.concentration) * unit,
                 len(d),
             )
             for d in domains
@@ -180,12 +174,12 @@ def _joined(pieces: Sequence[Domain]) -> list[Segment]:
     return [Segment.of(domain) for domain in joined]
 
 
-def dirichlet_cut(
+def _dirichlet_cut(
     draw: np.random.Generator, count: int, slots: int, concentration: float
 ) -> NDArray[np.int64]:
     """Where to cut `count` things into slots whose shares are drawn from a Dirichlet.
 
-    >>> cut = dirichlet_cut(np.random.default_rng(0), 100, 4, 1.0)
+    >>> cut = _dirichlet_cut(np.random.default_rng(0), 100, 4, 1.0)
     >>> len(cut), int(cut[0]), int(cut[-1]), bool((np.diff(cut) >= 0).all())
     (5, 0, 100, True)
     """

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ostinato.data.datasets._files import leftovers
 from ostinato.data.datasets.base import Dataset, open_dataset
+from ostinato.data.datasets.listing import leftovers
 from ostinato.errors import DataError
 
 if TYPE_CHECKING:

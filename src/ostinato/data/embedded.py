@@ -25,8 +25,8 @@ CLASSES = (  # in CIFAR-10's own order
     *("airplane", "automobile", "bird", "cat", "deer"),
     *("dog", "frog", "horse", "ship", "truck"),
 )
-MEAN = (0.4914, 0.4822, 0.4465)
-STD = (0.2470, 0.2435, 0.2616)
+_MEAN = (0.4914, 0.4822, 0.4465)
+_STD = (0.2470, 0.2435, 0.2616)
 SIZE = 32
 WIDTH, DEPTH, HEAD_WIDTH, MLP_RATIO = 128, 6, 32, 2.0
 WEIGHTS = "vit_cifar10.safetensors"
@@ -95,7 +95,7 @@ def build_embedded(width: int = WIDTH, depth: int = DEPTH, drop_path: float = 0.
 
 
 def embedded_model(device: str | torch.device = "cpu") -> nn.Module:
-    """The trained model, in fp32 and eval mode. It expects images normalised with MEAN and STD.
+    """The trained model, in fp32 and eval mode. It expects images normalised as on CIFAR.
 
     The convention is also where timm keeps it, in `model.pretrained_cfg`; statistics of the
     model's features on clean images lie at `asset_path(STATISTICS)`.
@@ -132,7 +132,7 @@ def embedded_images(
     if split not in SHEETS:
         raise InputError(f"There is no embedded split {split!r}. {did_you_mean(split, SHEETS)}")
     entry = json.loads(asset_path(INDEX).read_bytes())["subsets"][split]
-    images = unpack_sheet(asset_path(SHEETS[split]).read_bytes(), len(entry["indices"]))
+    images = _unpack_sheet(asset_path(SHEETS[split]).read_bytes(), len(entry["indices"]))
     keys = tuple(f"cifar10-{entry['source']}-{index:05d}" for index in entry["indices"])
     return images, torch.tensor(entry["labels"]), keys
 
@@ -144,15 +144,15 @@ def normalized(images: Tensor) -> Tensor:
     2.059...
     """
     pixels = images if images.is_floating_point() else images.float() / 255
-    mean, std = (pixels.new_tensor(values).view(3, 1, 1) for values in (MEAN, STD))
+    mean, std = (pixels.new_tensor(values).view(3, 1, 1) for values in (_MEAN, _STD))
     return (pixels - mean) / std
 
 
 def pack_sheet(images: Tensor, columns: int = 40) -> bytes:
-    """Many small images as one lossless PNG, row by row; `unpack_sheet` undoes it.
+    """Many small images as one lossless PNG, row by row; `_unpack_sheet` undoes it.
 
     >>> tiles = torch.arange(2 * 3 * 32 * 32).to(torch.uint8).view(2, 3, 32, 32)
-    >>> torch.equal(unpack_sheet(pack_sheet(tiles, columns=1), 2), tiles)
+    >>> torch.equal(_unpack_sheet(pack_sheet(tiles, columns=1), 2), tiles)
     True
     """
     from PIL import Image
@@ -167,7 +167,7 @@ def pack_sheet(images: Tensor, columns: int = 40) -> bytes:
     return stream.getvalue()
 
 
-def unpack_sheet(data: bytes, count: int) -> Tensor:
+def _unpack_sheet(data: bytes, count: int) -> Tensor:
     """The first `count` images of a sheet, (N, 3, 32, 32) uint8."""
     from PIL import Image
 
@@ -185,8 +185,8 @@ def _input_convention() -> dict[str, Any]:
         "architecture": "vit_cifar10",
         "input_size": (3, SIZE, SIZE),
         "num_classes": len(CLASSES),
-        "mean": MEAN,
-        "std": STD,
+        "mean": _MEAN,
+        "std": _STD,
         "interpolation": "bilinear",
         "crop_pct": 1.0,
         "classifier": "head",

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ostinato.data._download import Progress, ResumingDownloader, unpack
+from ostinato.data._first_use import hold
 from ostinato.data.check import CheckReport, check
-from ostinato.data.first_use import hold
 from ostinato.data.sources import SOURCES, RemoteFile, Source
 from ostinato.errors import ConfigError, DataError, MissingResource
 from ostinato.registry import DATASETS
@@ -129,7 +129,7 @@ def _fetch_file(
     notes: list[str],
 ) -> None:
     try:
-        download(file, root, show)
+        _download(file, root, show)
     except DataError as error:
         if file.required:
             raise
@@ -152,7 +152,7 @@ def _marker(root: Path, file: RemoteFile) -> Path:
     return root / f".{file.name}.unpacked" if file.unpack else root / file.name
 
 
-def download(file: RemoteFile, root: Path, show: Progress | None = None) -> Path:
+def _download(file: RemoteFile, root: Path, show: Progress | None = None) -> Path:
     """Download one file into `root` and verify it; a file that is there and right is kept."""
     pooch = _pooch()
     downloader = ResumingDownloader(root / f"{file.name}.part", show)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 from pydantic import Field
@@ -19,29 +19,14 @@ from ostinato.errors import ConfigError, DataError
 from ostinato.registry import STREAMS
 
 V2, A, R, S = "imagenet-v2", "imagenet-a", "imagenet-r", "imagenet-sketch"
-ORDERS = {"text": (V2, A, R, S), "tables": (V2, A, S, R)}
+_ORDERS = {"text": (V2, A, R, S), "tables": (V2, A, S, R)}
 """The order that the paper's text gives, and the one that its tables print."""
-
-
-class ImageNetPlusConfig(StreamConfig):
-    """Settings of ImageNet+.
-
-    >>> ImageNetPlusConfig.parse({"order": "tables"}).rounds
-    3
-    """
-
-    transform: str = Field("resize256-crop224", description="Resizing by name.")
-    rounds: int = Field(3, ge=1, description="How often the four data sets come.")
-    order: Literal["text", "tables"] = Field(
-        "text", description="V2, A, R, Sketch (text) or V2, A, Sketch, R (tables)."
-    )
 
 
 class _Plus(Stream):
     """What the two have in common: four data sets, in rounds."""
 
     config: Any
-    config_class: ClassVar[type[StreamConfig]] = ImageNetPlusConfig
 
     def __init__(
         self,
@@ -51,7 +36,7 @@ class _Plus(Stream):
         corrupt: Corrupt | None = None,
         **settings: Any,
     ) -> None:
-        missing = [name for name in ORDERS["text"] if name not in datasets]
+        missing = [name for name in _ORDERS["text"] if name not in datasets]
         if missing:
             raise ConfigError(f"{self.name} needs the data sets {', '.join(missing)} as well.")
         self.datasets = datasets
@@ -63,7 +48,7 @@ class _Plus(Stream):
         cls, config: Any, opener: OpenDataset, *, corrupt: Corrupt | None = None
     ) -> Self:
         """Open the four data sets."""
-        datasets = {name: opener(name) for name in ORDERS["text"]}
+        datasets = {name: opener(name) for name in _ORDERS["text"]}
         absent = [v for v in VARIANTS if v not in datasets[V2].domains()]
         if absent:
             raise DataError(
@@ -77,30 +62,28 @@ class _Plus(Stream):
 class ImageNetPlus(_Plus):
     """V2 (all three variants), A, R and Sketch, the same images in each of three rounds.
 
-    >>> ImageNetPlus.config_class().rounds, ORDERS["text"][-1]
+    >>> ImageNetPlus.Config().rounds, _ORDERS["text"][-1]
     (3, 'imagenet-sketch')
     """
+
+    class Config(StreamConfig):
+        """Settings of ImageNet+.
+
+        >>> ImageNetPlus.Config.parse({"order": "tables"}).rounds
+        3
+        """
+
+        transform: str = Field("resize256-crop224", description="Resizing by name.")
+        rounds: int = Field(3, ge=1, description="How often the four data sets come.")
+        order: Literal["text", "tables"] = Field(
+            "text", description="V2, A, R, Sketch (text) or V2, A, Sketch, R (tables)."
+        )
 
     def plan(self, domains: Sequence[Domain]) -> list[Segment]:
         """All four, round by round."""
         by_name = {domain.name: self.limited(domain) for domain in domains}
-        order = ORDERS[self.config.order]
+        order = _ORDERS[self.config.order]
         return [Segment.of(by_name[n]) for _ in range(self.config.rounds) for n in order]
-
-
-class ImageNetPlusPlusConfig(ImageNetPlusConfig):
-    """Settings of ImageNet++.
-
-    >>> ImageNetPlusPlusConfig.parse({"duplicates": "drop"}).duplicates
-    'drop'
-    """
-
-    rounds: int = Field(3, ge=1, le=3, description="1 to 3: there are three V2 variants.")
-    duplicates: Literal["report", "drop", "ignore"] = Field(
-        "report",
-        description="Pictures in several V2 variants: list them beside the result, or leave "
-        "out those met in an earlier round as well, or do not look.",
-    )
 
 
 @STREAMS.register("imagenet-plus-plus")
@@ -111,17 +94,29 @@ class ImageNetPlusPlus(_Plus):
     image is in which round is written beside the result (`write_artifacts`) and hashed. The V2
     variants were drawn from one pool and share pictures: `duplicates` finds them by content.
 
-    >>> ImageNetPlusPlus.config_class().duplicates
+    >>> ImageNetPlusPlus.Config().duplicates
     'report'
     """
 
-    config_class = ImageNetPlusPlusConfig
+    class Config(ImageNetPlus.Config):
+        """Settings of ImageNet++.
+
+        >>> ImageNetPlusPlus.Config.parse({"duplicates": "drop"}).duplicates
+        'drop'
+        """
+
+        rounds: int = Field(3, ge=1, le=3, description="1 to 3: there are three V2 variants.")
+        duplicates: Literal["report", "drop", "ignore"] = Field(
+            "report",
+            description="Pictures in several V2 variants: list them beside the result, or leave "
+            "out those met in an earlier round as well, or do not look.",
+        )
 
     def plan(self, domains: Sequence[Domain]) -> list[Segment]:
         """The rounds' parts of the four."""
         by_name = {domain.name: domain for domain in domains}
         cut = {name: self._parts(by_name[name]) for name in by_name}
-        order = ORDERS[self.config.order]
+        order = _ORDERS[self.config.order]
         rounds = range(self.config.rounds)
         return [Segment.of(self.limited(by_name[n].take(cut[n][r]))) for r in rounds for n in order]
 

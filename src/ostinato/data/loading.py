@@ -30,8 +30,8 @@ from ostinato.data.datasets.base import Item
 from ostinato.data.segments import Domain, stable_hash
 from ostinato.errors import ConfigError, DataError, InputError, did_you_mean
 
-Row = tuple[Domain, int]
-Constants = Literal["imagenet", "cifar"]
+_Row = tuple[Domain, int]
+_Constants = Literal["imagenet", "cifar"]
 
 
 class Corrupt(Protocol):
@@ -44,13 +44,13 @@ class Corrupt(Protocol):
         severity: int,
         seeds: Sequence[int],
         *,
-        constants: Constants,
+        constants: _Constants,
     ) -> Tensor:
         """Corrupt a batch of uint8 images, each from its own seed."""
 
 
 def load_batch(
-    rows: Sequence[Row],
+    rows: Sequence[_Row],
     *,
     transform: str = "none",
     seed: int = 0,
@@ -78,17 +78,17 @@ def load_batch(
     return _stack(images, names, "image"), _stack(labels, names, "label map"), names
 
 
-def image_seed(key: str, seed: int) -> int:
+def _image_seed(key: str, seed: int) -> int:
     """The seed of one image's corruption, from its name and the stream's seed.
 
-    >>> image_seed("cifar10/test/00000", 0) == image_seed("cifar10/test/00000", 0)
+    >>> _image_seed("cifar10/test/00000", 0) == _image_seed("cifar10/test/00000", 0)
     True
     """
     return stable_hash(f"corruption/{key}", seed)
 
 
-def _decode(rows: Sequence[Row], workers: int) -> list[Item]:
-    def one(row: Row) -> Item:
+def _decode(rows: Sequence[_Row], workers: int) -> list[Item]:
+    def one(row: _Row) -> Item:
         return row[0].dataset[row[1]]
 
     if workers <= 1:
@@ -99,13 +99,13 @@ def _decode(rows: Sequence[Row], workers: int) -> list[Item]:
 
 def _corrupt_in_place(
     images: list[Tensor],
-    rows: Sequence[Row],
+    rows: Sequence[_Row],
     chosen: Sequence[int],
     seed: int,
     corrupt: Corrupt | None,
 ) -> None:
     """Corrupt the chosen images, those of one corruption, severity and size together."""
-    groups: dict[tuple[str, int, Constants, torch.Size], list[int]] = {}
+    groups: dict[tuple[str, int, _Constants, torch.Size], list[int]] = {}
     for n in chosen:
         domain = rows[n][0]
         if domain.corruption is not None:
@@ -114,7 +114,7 @@ def _corrupt_in_place(
     for (name, severity, constants, _), members in groups.items():
         apply = corrupt if corrupt is not None else _default_corrupt()
         batch = torch.stack([images[n] for n in members])
-        seeds = [image_seed(rows[n][0].dataset.source_key(rows[n][1]), seed) for n in members]
+        seeds = [_image_seed(rows[n][0].dataset.source_key(rows[n][1]), seed) for n in members]
         changed = apply(batch, name, severity, seeds, constants=constants)
         for n, image in zip(members, changed, strict=True):
             images[n] = image
@@ -150,7 +150,7 @@ def _check_frame(item: Item, transform: str, resize_labels: bool) -> None:
 
 def _label(item: Item, transform: str) -> Tensor:
     if isinstance(item.label, Tensor):
-        return transform_labels(transform, item.label).long()
+        return _transform_labels(transform, item.label).long()
     return torch.tensor(item.label, dtype=torch.long)
 
 
@@ -254,10 +254,10 @@ def transform_image(name: str, image: Tensor) -> Tensor:
     return torch.from_numpy(np.array(resize(picture, how))).permute(2, 0, 1).contiguous()
 
 
-def transform_labels(name: str, labels: Tensor) -> Tensor:
+def _transform_labels(name: str, labels: Tensor) -> Tensor:
     """The same geometry for a uint8 label picture (H, W): nearest, so that no class is invented.
 
-    >>> transform_labels("half", torch.full((4, 6), 255, dtype=torch.uint8)).shape
+    >>> _transform_labels("half", torch.full((4, 6), 255, dtype=torch.uint8)).shape
     torch.Size([2, 3])
     """
     found = _find(check_transform(name))

@@ -69,10 +69,10 @@ def mosaic_model(device: str = "cpu") -> nn.Module:
     return _MosaicModel(embedded_model(device)).eval()
 
 
-def mosaics(images: Tensor, labels: Tensor, count: int) -> tuple[Tensor, Tensor]:
+def _mosaics(images: Tensor, labels: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """The first images as (count, 3, 64, 96) pictures, with label maps.
 
-    >>> pictures, maps = mosaics(torch.zeros(6, 3, 32, 32, dtype=torch.uint8), torch.arange(6), 1)
+    >>> pictures, maps = _mosaics(torch.zeros(6, 3, 32, 32, dtype=torch.uint8), torch.arange(6), 1)
     >>> maps[0, 16, 16::32].tolist(), int(maps[0, 0, 0])
     ([0, 1, 2], 255)
     """
@@ -93,7 +93,7 @@ def weather_mosaics() -> Dataset:
     pictures, maps, names = [], [], []
     for number, (weather, corruption) in enumerate(_WEATHERS.items()):
         part = slice(number * each, (number + 1) * each)
-        clear, truth = mosaics(images[part], labels[part], _PICTURES)
+        clear, truth = _mosaics(images[part], labels[part], _PICTURES)
         seeds = [stable_hash(f"{weather}/{n}") for n in range(_PICTURES)]
         pictures.append(corrupt(clear, corruption, _SEVERITY, seeds, constants="imagenet"))
         maps.append(truth)
@@ -106,11 +106,11 @@ def weather_mosaics() -> Dataset:
 def street_mosaics() -> Dataset:
     """CamVid's stand-in: clean mosaics, which a stream shows under one weather after another."""
     images, labels, _ = embedded_images("test")
-    return ArrayDataset(*mosaics(images, labels, _PICTURES), name="camvid", class_names=CLASSES)
+    return ArrayDataset(*_mosaics(images, labels, _PICTURES), name="camvid", class_names=CLASSES)
 
 
 def clear_mosaics() -> Dataset:
     """Clean mosaics of images that the stream does not show, to prepare methods on."""
     images, labels, _ = embedded_images("tune")
     count = len(images) // (ROWS * COLUMNS)
-    return ArrayDataset(*mosaics(images, labels, count), name=MOSAIC, class_names=CLASSES)
+    return ArrayDataset(*_mosaics(images, labels, count), name=MOSAIC, class_names=CLASSES)

@@ -113,7 +113,7 @@ class DomainsConfig(StreamConfig):
     @field_validator("order")
     @classmethod
     def _fixed(cls, value: int) -> int:
-        corruption_order(value)
+        _corruption_order(value)
         return value
 
 
@@ -153,16 +153,16 @@ def _naming_folder(config: DomainsConfig, error: DataError) -> DataError:
 def _default_domains(dataset: Dataset, order: int) -> tuple[str, ...]:
     own = dataset.domains()
     if dataset.stored_severities or len(own) == 1:
-        return corruption_order(order) if dataset.task == "classification" else DRIVING
+        return _corruption_order(order) if dataset.task == "classification" else DRIVING
     if order:
         raise ConfigError(f"order is for the 15 corruptions; {dataset.name} has its own domains.")
     return tuple(own)
 
 
-class DomainName(NamedTuple):
+class _DomainName(NamedTuple):
     """A domain as written in a spec, taken apart.
 
-    >>> parse_domain("fog@3").severity
+    >>> _parse_domain("fog@3").severity
     3
     """
 
@@ -172,11 +172,11 @@ class DomainName(NamedTuple):
     severity: int | None
 
 
-def parse_domain(text: str) -> DomainName:
+def _parse_domain(text: str) -> _DomainName:
     """Take a domain's spelling apart.
 
-    >>> parse_domain("imagenet-val:imagenet-val+fog@3")
-    DomainName(dataset='imagenet-val', base='imagenet-val', corruption='fog', severity=3)
+    >>> _parse_domain("imagenet-val:imagenet-val+fog@3")
+    _DomainName(dataset='imagenet-val', base='imagenet-val', corruption='fog', severity=3)
     """
     rest, _, level = text.partition("@")
     if level and not level.isdecimal():
@@ -184,12 +184,12 @@ def parse_domain(text: str) -> DomainName:
     before, colon, after = rest.partition(":")
     base, _, corruption = (after if colon else before).partition("+")
     severity = check_severity(int(level)) if level else None
-    return DomainName(before if colon else None, base, corruption or None, severity)
+    return _DomainName(before if colon else None, base, corruption or None, severity)
 
 
 def _resolve_domain(text: str, dataset: Dataset, opener: OpenDataset, severity: int = 5) -> Domain:
     """The domain that a spelling names."""
-    written = parse_domain(text)
+    written = _parse_domain(text)
     if written.dataset is not None and written.dataset != dataset.name:
         dataset = opener(written.dataset)
     level = severity if written.severity is None else written.severity
@@ -217,10 +217,10 @@ def _check_corruption(name: str, dataset: Dataset) -> None:
         raise ConfigError(f"{name!r} is no domain of {dataset.name} and no corruption. {hint}")
 
 
-def corruption_order(order: int) -> tuple[str, ...]:
+def _corruption_order(order: int) -> tuple[str, ...]:
     """The common corruptions in a fixed order: 0 is the usual one, 1 to 10 the literature's ten.
 
-    >>> corruption_order(0)[:2], corruption_order(1)[:2]
+    >>> _corruption_order(0)[:2], _corruption_order(1)[:2]
     (('gaussian_noise', 'shot_noise'), ('brightness', 'pixelate'))
     """
     if order == 0:

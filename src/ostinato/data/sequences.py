@@ -24,7 +24,7 @@ class DomainStream(Stream):
     True
     """
 
-    config_class = DomainsConfig
+    Config = DomainsConfig
     config: Any
 
     @classmethod
@@ -55,19 +55,6 @@ class ContinualStream(DomainStream):
         return [Segment.of(self.limited(domain)) for domain in domains]
 
 
-class RecurringConfig(DomainsConfig):
-    """Settings of the recurring stream.
-
-    >>> RecurringConfig.parse({"rounds": 5, "disjoint": True}).rounds
-    5
-    """
-
-    rounds: int = Field(3, ge=1, description="How often the list of domains comes.")
-    disjoint: bool = Field(
-        False, description="Other images in every round (parts by name and seed), or the same."
-    )
-
-
 @STREAMS.register("recurring")
 class RecurringStream(DomainStream):
     """The list of domains again and again, with the same images or with disjoint parts of them.
@@ -81,7 +68,17 @@ class RecurringStream(DomainStream):
     [('a', 0), ('b', 0), ('a', 1), ('b', 1)]
     """
 
-    config_class = RecurringConfig
+    class Config(DomainsConfig):
+        """Settings of the recurring stream.
+
+        >>> RecurringStream.Config.parse({"rounds": 5, "disjoint": True}).rounds
+        5
+        """
+
+        rounds: int = Field(3, ge=1, description="How often the list of domains comes.")
+        disjoint: bool = Field(
+            False, description="Other images in every round (parts by name and seed), or the same."
+        )
 
     def plan(self, domains: Sequence[Domain]) -> list[Segment]:
         """The list of domains, round by round."""
@@ -131,23 +128,6 @@ class AlternatingStream(DomainStream):
         ]
 
 
-class GradualConfig(DomainsConfig):
-    """Settings of the gradual stream.
-
-    >>> GradualConfig.parse({"severities": [1, 3, 5]}).severities
-    (1, 3, 5)
-    """
-
-    severities: tuple[int, ...] = Field(
-        (1, 2, 3, 4, 5, 4, 3, 2, 1), min_length=1, description="The severities, in order."
-    )
-
-    @field_validator("severities")
-    @classmethod
-    def _levels(cls, values: tuple[int, ...]) -> tuple[int, ...]:
-        return tuple(check_severity(value) for value in values)
-
-
 @STREAMS.register("gradual")
 class GradualStream(DomainStream):
     """Every corruption rises from severity 1 to 5 and falls back; domains are called `fog@3`.
@@ -163,7 +143,21 @@ class GradualStream(DomainStream):
     [('fog@1', 0), ('fog@2', 0), ('fog@1', 1)]
     """
 
-    config_class = GradualConfig
+    class Config(DomainsConfig):
+        """Settings of the gradual stream.
+
+        >>> GradualStream.Config.parse({"severities": [1, 3, 5]}).severities
+        (1, 3, 5)
+        """
+
+        severities: tuple[int, ...] = Field(
+            (1, 2, 3, 4, 5, 4, 3, 2, 1), min_length=1, description="The severities, in order."
+        )
+
+        @field_validator("severities")
+        @classmethod
+        def _levels(cls, values: tuple[int, ...]) -> tuple[int, ...]:
+            return tuple(check_severity(value) for value in values)
 
     def plan(self, domains: Sequence[Domain]) -> list[Segment]:
         """Every domain at all severities in turn."""

@@ -26,12 +26,12 @@ class _Stored:
     rest: Batch
 
 
-Written = list[tuple[Key, _Stored]]
+_Written = list[tuple[Key, _Stored]]
 
 
-def _write_batches(stream: Stream, indices: Sequence[int], path: str) -> Written:
+def _write_batches(stream: Stream, indices: Sequence[int], path: str) -> _Written:
     """Make batches and write them into one file, one after the other."""
-    written: Written = []
+    written: _Written = []
     with Path(path).open("wb") as file:
         for index in indices:
             batch = stream[index]
@@ -54,7 +54,7 @@ class _SharedStream(StandIn):
     It travels to other processes as a list of places, not as pixels.
     """
 
-    def __init__(self, stream: Stream, written: Written) -> None:
+    def __init__(self, stream: Stream, written: _Written) -> None:
         super().__init__(stream)
         self._stored = dict(written)
 
@@ -78,7 +78,7 @@ def share(
     folder: Path,
     memory: float,
     jobs: int,
-    spread: Callable[[Callable[..., Written], list[tuple[Any, ...]]], list[Written]],
+    spread: Callable[[Callable[..., _Written], list[tuple[Any, ...]]], list[_Written]],
 ) -> Stream:
     """The stream with its batches on disk, made by several processes.
 

@@ -24,7 +24,7 @@ from ostinato.errors import DataError, did_you_mean
 
 EMBEDDED = "embedded"
 TUNE = "embedded-tune"
-PART = (0, 2, 3, 5, 7)
+_PART = (0, 2, 3, 5, 7)
 """The classes of the stand-ins for ImageNet-A and -R, which have 200 of 1000."""
 STAND_IN_NOTE = (
     "Small scale: CIFAR-10 images inside the package stand in for the data sets. The figures "
@@ -92,14 +92,14 @@ def _v2() -> Dataset:
 def _look(name: str, look: Callable[[Tensor], Tensor], count: int, part: bool) -> Dataset:
     images, labels, _ = embedded_images("test")
     if part:
-        kept = torch.isin(labels, torch.tensor(PART))
-        images, labels = images[kept], torch.tensor([PART.index(i) for i in labels[kept].tolist()])
+        kept = torch.isin(labels, torch.tensor(_PART))
+        images, labels = images[kept], torch.tensor([_PART.index(i) for i in labels[kept].tolist()])
     return ArrayDataset(
         _pixels(images[:count], look),
         labels[:count],
         name=name,
-        class_names=[CLASSES[i] for i in PART] if part else CLASSES,
-        classes=PART if part else None,
+        class_names=[CLASSES[i] for i in _PART] if part else CLASSES,
+        classes=_PART if part else None,
         outputs=len(CLASSES),
     )
 

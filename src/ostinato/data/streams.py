@@ -85,7 +85,7 @@ class Stream(ABC):
     """
 
     name: ClassVar[str]
-    config_class: ClassVar[type[StreamConfig]] = StreamConfig
+    Config: ClassVar[type[StreamConfig]] = StreamConfig
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class Stream(ABC):
         corrupt: Corrupt | None = None,
         **settings: Any,
     ) -> None:
-        self.config = config if config is not None else self.config_class.parse(settings)
+        self.config = config if config is not None else self.Config.parse(settings)
         if config is not None and settings:
             self.config = config.replace(**settings)
         self._corrupt = corrupt
@@ -320,6 +320,6 @@ def build_stream(
     from ostinato.registry import STREAMS
 
     cls: type[Stream] = STREAMS[name]
-    parse = cls.config_class.parse
+    parse = cls.Config.parse
     config = options if isinstance(options, StreamConfig) else parse(options or {})
     return cls.from_config(config, Opener(roots, datasets or {}), corrupt=corrupt)

@@ -13,10 +13,10 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from ostinato.demo.folder import Job, choose_home, prepare
-from ostinato.demo.live import watcher
-from ostinato.demo.plan import ROUNDS, Plan, Row
-from ostinato.demo.workers import run_all
+from ostinato.demo._folder import Job, choose_home, prepare
+from ostinato.demo._live import watcher
+from ostinato.demo._plan import ROUNDS, Plan, Row
+from ostinato.demo._workers import run_all
 from ostinato.scoring.summary import Summary
 
 _WIDE = 96
@@ -31,13 +31,13 @@ def demo(quick: bool = False, out: Path | None = None) -> None:
     if reason is not None:
         _note(console, reason)
     try:
-        show(Plan.make(quick), home, console)
+        _show(Plan.make(quick), home, console)
     except KeyboardInterrupt:
         _note(console, f"\nInterrupted. To go on: {again}")
         raise SystemExit(130) from None
 
 
-def show(plan: Plan, home: Path, console: Console) -> Path:
+def _show(plan: Plan, home: Path, console: Console) -> Path:
     """The demo of one plan in a folder that is ready for it; returns the report's path."""
     started = time.perf_counter()
     jobs, begun = prepare(plan, home)
@@ -45,13 +45,13 @@ def show(plan: Plan, home: Path, console: Console) -> Path:
         _note(console, f"Going on with the demo in {home}.")
     _note(console, plan.describe())
     run_all(jobs, watcher(console))
-    _say(table_text(plan, jobs, _columns()))
+    _say(_table_text(plan, jobs, _columns()))
     page = _report(jobs, home / plan.page)
     _say(f"{time.perf_counter() - started:.0f} s in all. Report: {page}")
     return page
 
 
-def table_text(plan: Plan, jobs: list[Job], width: int = 100) -> str:
+def _table_text(plan: Plan, jobs: list[Job], width: int = 100) -> str:
     """The table as text: error per round, mean, RF, domains found and speed, over all seeds.
 
     It is plain text, without any control characters; below 96 columns its gaps get smaller.

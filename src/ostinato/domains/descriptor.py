@@ -45,10 +45,10 @@ class Descriptor(Protocol):
         ...
 
 
-def grey(images: Tensor) -> Tensor:
+def _grey(images: Tensor) -> Tensor:
     """(B, 3, H, W) to (B, H, W) in float32, by ITU-R BT.601 luma.
 
-    >>> grey(torch.ones(1, 3, 2, 2))[0, 0]
+    >>> _grey(torch.ones(1, 3, 2, 2))[0, 0]
     tensor([1., 1.])
     """
     check_images(images)
@@ -65,10 +65,10 @@ def check_images(images: Tensor) -> None:
         raise InputError(f"Images should be float in [0, 1], not {images.dtype}: divide by 255.")
 
 
-def radius_for(height: int, width: int, radius: int | None = None) -> int:
+def _radius_for(height: int, width: int, radius: int | None = None) -> int:
     """The frequency radius for an image size: 16 at 224 px, in proportion elsewhere, 2 at least.
 
-    >>> radius_for(224, 224), radius_for(32, 32), radius_for(540, 960), radius_for(32, 32, 5)
+    >>> _radius_for(224, 224), _radius_for(32, 32), _radius_for(540, 960), _radius_for(32, 32, 5)
     (16, 2, 39, 5)
     """
     short = min(height, width)
@@ -83,7 +83,7 @@ def radius_for(height: int, width: int, radius: int | None = None) -> int:
     return chosen
 
 
-def partial_spectrum(
+def _partial_spectrum(
     grey_images: Tensor, rows: tuple[int, ...], columns: tuple[int, ...]
 ) -> Tensor:
     """|DFT| of (B, H, W) at the given frequencies only, by two small matrix products.
@@ -92,7 +92,7 @@ def partial_spectrum(
 
     >>> image = torch.rand(1, 8, 6, generator=torch.Generator().manual_seed(0))
     >>> torch.allclose(
-    ...     partial_spectrum(image, (0, 3), (1,)), torch.fft.fft2(image).abs()[:, [0, 3], 1:2]
+    ...     _partial_spectrum(image, (0, 3), (1,)), torch.fft.fft2(image).abs()[:, [0, 3], 1:2]
     ... )
     True
     """
@@ -140,7 +140,7 @@ class _Spectral:
 
     def _prepare(self, images: Tensor) -> tuple[Tensor, int]:
         check_images(images)
-        return grey(images), radius_for(images.shape[2], images.shape[3], self.radius)
+        return _grey(images), _radius_for(images.shape[2], images.shape[3], self.radius)
 
 
 @DESCRIPTORS.register("low")
@@ -155,7 +155,7 @@ class LowFrequency(_Spectral):
         """(B, 3, H, W) in [0, 1] to (B, (2l+1)²)."""
         image, radius = self._prepare(images)
         kept = tuple(range(-radius, radius + 1))
-        return torch.log1p(partial_spectrum(image, kept, kept)).flatten(1)
+        return torch.log1p(_partial_spectrum(image, kept, kept)).flatten(1)
 
 
 @DESCRIPTORS.register("high")
@@ -174,7 +174,7 @@ class HighFrequency(_Spectral):
         rows, columns = (
             tuple(range(side // 2 - radius, side // 2 + radius + 1)) for side in image.shape[1:]
         )
-        return torch.log1p(partial_spectrum(image, rows, columns)).flatten(1)
+        return torch.log1p(_partial_spectrum(image, rows, columns)).flatten(1)
 
 
 @DESCRIPTORS.register("full")
@@ -249,7 +249,7 @@ class Style:
     def __call__(self, images: Tensor, features: Tensor | None = None) -> Tensor:
         """(B, 3, H, W) in [0, 1] to (B, 177)."""
         check_images(images)
-        return torch.cat([_coarse_spectrum(grey(images), self.cells), self.tone(images)], 1)
+        return torch.cat([_coarse_spectrum(_grey(images), self.cells), self.tone(images)], 1)
 
 
 @DESCRIPTORS.register("cls-feature")

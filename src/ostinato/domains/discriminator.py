@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ostinato.domains import gaussian
+from ostinato.domains import _gaussian as gaussian
+from ostinato.domains._pooling import BatchRouter
+from ostinato.domains._store import DomainStore
 from ostinato.domains.descriptor import Descriptor
-from ostinato.domains.pooling import BatchRouter
 from ostinato.domains.settings import DiscriminatorConfig, Evidence
-from ostinato.domains.store import DomainStore
 from ostinato.errors import InputError, StateError
-from ostinato.ops.expect import Expected, count, declaration, exactly, listed, optional
+from ostinato.ops.expect import Expected, Kind
 from ostinato.ops.snapshot import State
 from ostinato.registry import DESCRIPTORS, DISCRIMINATORS
 from ostinato.types import Decision
@@ -179,10 +179,10 @@ class Discriminator:
 
     def expected(self, state: State) -> Expected:
         """The same kind and descriptor, Gaussians that fit together, and the router's own."""
-        size = optional(listed(count(low=1), 2))
-        about = {name: exactly(getattr(self.config, name)) for name in ("kind", "descriptor")}
+        size = Kind.optional(Kind.listed(Kind.count(low=1), 2))
+        about = {name: Kind.exactly(getattr(self.config, name)) for name in ("kind", "descriptor")}
         domains, router = state.part("domains"), self.make_router()
-        inner = declaration("router", router, state.part("router"))
+        inner = Expected.of("router", router, state.part("router"))
         return Expected(
             parts={
                 "about": Expected(values={**about, "size": size}),

@@ -17,28 +17,28 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from ostinato.domains.distances import between
-from ostinato.domains.merging import likest, nearest
-from ostinato.domains.routing_state import NAMES, expected_routing, read_routing
-from ostinato.domains.splitting import LATEST, split_off
-from ostinato.domains.traffic import alone, later, staying
+from ostinato.domains._distances import between
+from ostinato.domains._merging import likest, nearest
+from ostinato.domains._routing_state import NAMES, PER_DOMAIN, expected_routing, read_routing
+from ostinato.domains._splitting import LATEST, split_off
+from ostinato.domains._traffic import alone, later, staying
 from ostinato.domains.verdict import SOURCE, Change, Known, blended, fresh, squared
 from ostinato.ops.expect import Expected
 from ostinato.ops.snapshot import State
 from ostinato.ops.whitening import Content
 
-RENEW = 128
+_RENEW = 128
 """Images after which it is settled anew which domain each recent one belongs to."""
 
-PRESENT = 50
+_PRESENT = 50
 """Latest images that may join a new domain whoever they belong to."""
-MERGE = 0.62
+_MERGE = 0.62
 """Share of `apart` below which two domains are one."""
-KNOWN = 0.4
+_KNOWN = 0.4
 """Share of `apart` below which a new group is a domain that there is."""
 NEAR, SEEN = 4.0, 128
 """Domains beyond so many times `apart` are not compared, those nearer by so many images each."""
-AGAIN = 512
+_AGAIN = 512
 """Latest images among which one that comes again is known."""
 
 
@@ -61,6 +61,9 @@ class Router(Known):
     [1, 1, 1]
     """
 
+    per_domain = PER_DOMAIN
+    """Tensors of a state that have a row for every domain."""
+
     def __init__(
         self,
         content: Content,
@@ -80,7 +83,7 @@ class Router(Known):
     def take(self, placed: Tensor) -> Change:
         """The same for descriptors that are in content's deviations already, on the host."""
         verdict = self.view().decide(placed)
-        new = fresh(placed, self.recent[-AGAIN:])
+        new = fresh(placed, self.recent[-_AGAIN:])
         self.mix = blended(self.mix, verdict.posterior)
         self._view = None
         start = len(self.recent)
@@ -89,7 +92,7 @@ class Router(Known):
         founded = self._found(due) if due else {}
         self.unrenewed += int(new.sum())
         merged: list[tuple[int, int]] = []
-        if self.unrenewed >= RENEW and len(self.ids) > 1:
+        if self.unrenewed >= _RENEW and len(self.ids) > 1:
             merged = self._renew()
             if len(self.ids) > 2:
                 merged += self._merge_near()
@@ -131,7 +134,7 @@ class Router(Known):
         """Recent images that could leave a domain, and which of them do; the latest join in."""
         mine = self.owner == domain
         members = mine.clone()
-        members[-PRESENT:] = True
+        members[-_PRESENT:] = True
         chosen = members.nonzero()[:, 0][-LATEST:]
         view, row, rows = self.view(), self.ids.index(domain), self.recent[chosen]
         others = squared(rows, view.means.float())
@@ -163,13 +166,13 @@ class Router(Known):
         if not math.isfinite(away[row]) or len(recent) < 2:
             return False
         gap = between(view.means[row].float() - mean, group, recent, float(away[row]))
-        return gap < KNOWN * self.apart
+        return gap < _KNOWN * self.apart
 
     def _merge_near(self) -> list[tuple[int, int]]:
         merged = []
         while len(self.ids) > 2:
             gone, into, gap = self._likest()
-            if gap >= MERGE * self.apart:
+            if gap >= _MERGE * self.apart:
                 break
             merged.append(self._merge(gone, into))
         return merged
@@ -178,7 +181,7 @@ class Router(Known):
         """The two domains, younger and older, that merging would start with, and their gap."""
         view, rows = self.view(), self._rows(self.owner)
         recent = [self.recent[rows == row][-SEEN:] for row in range(len(self.ids))]
-        younger, older, gap = likest(view, recent, NEAR * self.apart, MERGE * self.apart)
+        younger, older, gap = likest(view, recent, NEAR * self.apart, _MERGE * self.apart)
         return self.ids[younger], self.ids[older], gap
 
     def _nearest(self) -> tuple[int, int]:

@@ -10,8 +10,8 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from ostinato.config import Config
+from ostinato.domains._gaussian import Covariance
 from ostinato.domains.descriptor import THRESHOLD
-from ostinato.domains.gaussian import Covariance
 from ostinato.registry import DESCRIPTORS
 
 

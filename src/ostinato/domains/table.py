@@ -21,8 +21,8 @@ from torch import Tensor
 from ostinato.domains.routes import capacity
 from ostinato.domains.verdict import DEGREES, DRIFT, FAR, LOCAL, POWER, View
 
-START = 8
-FACTS = 6
+_START = 8
+_FACTS = 6
 """Numbers of a domain beside its mean: see `_facts`."""
 Array = np.ndarray[Any, Any]
 
@@ -67,8 +67,8 @@ class Table:
     def __init__(self, device: torch.device | str) -> None:
         self.device = device
         self._lock = threading.RLock()
-        self._free = list(range(START - 1, -1, -1))
-        self.size, self.room = START, 0
+        self._free = list(range(_START - 1, -1, -1))
+        self.size, self.room = _START, 0
         self._means = torch.empty(0)
         self._facts = torch.empty(0)
 
@@ -80,7 +80,7 @@ class Table:
             self._make_room(views)
             numbers = [self._free.pop() for _ in views]
             width = self._means.shape[2]
-            packed = np.zeros((len(views), self.room, width + FACTS))
+            packed = np.zeros((len(views), self.room, width + _FACTS))
             packed[:, :, width + 1] = 1.0
             for place, view in zip(packed, views, strict=True):
                 means = view.means.numpy()
@@ -104,7 +104,7 @@ class Table:
             return
         width = views[0].means.shape[1]
         means = torch.zeros(size, room, width, dtype=torch.double, device=self.device)
-        facts = torch.zeros(size, FACTS, room, dtype=torch.double, device=self.device)
+        facts = torch.zeros(size, _FACTS, room, dtype=torch.double, device=self.device)
         facts[:, 1] = 1.0
         if self.room:
             means[: self.size, : self.room] = self._means

@@ -34,10 +34,10 @@ _SMALL = 64
 """Below this side, transforms overlap, so that a small image has enough of them."""
 
 
-def cosine_bank(cell: int) -> Tensor:
+def _cosine_bank(cell: int) -> Tensor:
     """The orthonormal cosine basis of a square cell without its constant: (cell² − 1, 1, c, c).
 
-    >>> bank = cosine_bank(4).flatten(1)
+    >>> bank = _cosine_bank(4).flatten(1)
     >>> bool(torch.allclose(bank @ bank.T, torch.eye(15), atol=1e-6))
     True
     """
@@ -51,7 +51,7 @@ def cosine_bank(cell: int) -> Tensor:
 def _bank(cell: int, device: str) -> Tensor:
     # A tensor born in inference mode could not be used outside it, and this one is kept.
     with torch.inference_mode(False), torch.no_grad():
-        return cosine_bank(cell).to(device)
+        return _cosine_bank(cell).to(device)
 
 
 @lru_cache(maxsize=4)
@@ -146,7 +146,7 @@ def _described(pixels: Tensor) -> Tensor:
         colour = _strength(_responses(planes[:, 1:], COLOUR_CELL), absence=False)
         steps = (planes[..., 1:] - planes[..., :-1]).abs_().flatten(2)
         noise = (_shares(steps) + 1e-3).log()
-        return torch.cat([*grey, *colour, tones(pixels), noise], 1)
+        return torch.cat([*grey, *colour, _tones(pixels), noise], 1)
 
 
 def _at_once(pixels: Tensor) -> Tensor:
@@ -157,7 +157,7 @@ def _at_once(pixels: Tensor) -> Tensor:
     return described(pixels, _arranged(device), _edges(device), LUMA, FLOOR, ABSENT)
 
 
-def tones(pixels: Tensor) -> Tensor:
+def _tones(pixels: Tensor) -> Tensor:
     """log1p of a histogram per colour, relative to an even spread: (B, 3 · 32)."""
     flat = pixels.flatten(2)
     bins = (flat * BINS).nan_to_num_().clamp_(0, BINS - 1).to(torch.uint8)

@@ -11,12 +11,12 @@ from dataclasses import replace
 
 import torch
 
+from ostinato.domains._pooling import BatchRouter
+from ostinato.domains._store import DomainStore
 from ostinato.domains.discriminator import Discriminator, Router
-from ostinato.domains.pooling import BatchRouter
 from ostinato.domains.settings import DiscriminatorConfig, Evidence
-from ostinato.domains.store import DomainStore
 from ostinato.errors import InputError
-from ostinato.ops.expect import Expected, count, mapped, number, optional
+from ostinato.ops.expect import Expected, Kind
 from ostinato.ops.snapshot import State
 from ostinato.registry import DISCRIMINATORS
 from ostinato.types import Decision
@@ -105,7 +105,7 @@ class _OracleRouter(_Plain):
     def expected(self, state: State) -> Expected:
         """A domain for every name."""
         names = state.values["names"]
-        return Expected(values={"names": mapped(count(), set(names))})
+        return Expected(values={"names": Kind.mapped(Kind.count(), set(names))})
 
     def import_state(self, state: State) -> None:
         """Become what `export_state` described."""
@@ -147,7 +147,12 @@ class _ConfidenceRouter(_Plain):
 
     def expected(self, state: State) -> Expected:
         """None of both, or a domain and a share."""
-        return Expected(values={"current": optional(count()), "usual": optional(number(0, 1.001))})
+        return Expected(
+            values={
+                "current": Kind.optional(Kind.count()),
+                "usual": Kind.optional(Kind.number(0, 1.001)),
+            }
+        )
 
     def import_state(self, state: State) -> None:
         """Become what `export_state` described."""
@@ -194,7 +199,7 @@ class _RandomRouter:
 
     def expected(self, state: State) -> Expected:
         """The discriminator's own, and the step."""
-        lot = Expected(values={"s": count()})
+        lot = Expected(values={"s": Kind.count()})
         return Expected(parts={"inner": self.inner.expected(state.part("inner")), "lot": lot})
 
     def import_state(self, state: State) -> None:

@@ -13,6 +13,8 @@ from torch import Tensor
 from ostinato.ops.whitening import Content
 
 SOURCE = 0
+LEAST = 8
+"""Images that found a domain at the least, where they lie far away."""
 FAR = 5.0
 """Times a domain's usual squared distance beyond which an image belongs to none."""
 DEGREES = 48.0
@@ -23,19 +25,19 @@ LOCAL = 16.0
 """Images that the picture of the present traffic reaches back."""
 DRIFT = 0.02
 """Share of the prior that the present traffic does not decide."""
-DOUBT = 10.0
+_DOUBT = 10.0
 """Images that a domain's own spread is held near the usual one by."""
-SAME = 1e-3
+_SAME = 1e-3
 """Mean squared difference of placed descriptors below which two images are one; usual is 2."""
-GLANCE = 48
+_GLANCE = 48
 """Numbers of a placed descriptor that nearly all pairs of images are told apart by."""
-SLACK = 0.05
+_SLACK = 0.05
 """Rounding of products in single precision, which a glance must not take for a difference."""
 MOVED, SURE = 3.0, 0.4
 """Images lie elsewhere where their mean does by this (squared), chance and this share of it off."""
 TEST, SELDOM, GROWTH = 8, 512, 3.0
 """A domain is tested for two after so many images: at first, at most, and as a part of its own."""
-SOON = 2
+_SOON = 2
 """So many will do where its latest images lie elsewhere."""
 
 
@@ -168,10 +170,10 @@ def fresh(placed: Tensor, recent: Tensor) -> Tensor:
     [True, True, False, False]
     """
     placed, recent = placed.float(), recent.float()  # far more exact than what is asked
-    bound = SAME * placed.shape[1]
+    bound = _SAME * placed.shape[1]
     # A few numbers suffice to tell nearly all pairs apart; the rest is looked at in full.
-    glance = torch.cat([recent[:, :GLANCE], placed[:, :GLANCE]])
-    like = squared(placed[:, :GLANCE], glance) <= bound + SLACK
+    glance = torch.cat([recent[:, :_GLANCE], placed[:, :_GLANCE]])
+    like = squared(placed[:, :_GLANCE], glance) <= bound + _SLACK
     like &= torch.arange(len(glance)) < (len(recent) + torch.arange(len(placed)))[:, None]
     some = like.any(1)
     if bool(some.any()):
@@ -252,8 +254,8 @@ class Known:
         return self.recent[(self.owner == domain).nonzero()[-count:, 0]]
 
     def _spreads(self, means: Tensor) -> Tensor:
-        """Each domain's mean squared distance on recent images, held near its last by `DOUBT`."""
-        count = torch.full((len(self.ids),), DOUBT, dtype=torch.double)
+        """Each domain's mean squared distance on recent images, held near its last by `_DOUBT`."""
+        count = torch.full((len(self.ids),), _DOUBT, dtype=torch.double)
         total = count * self.spreads
         if len(self.recent):
             row = self._rows(self.owner)
@@ -294,7 +296,7 @@ class Known:
             old = 0.0 if domain == SOURCE else float(self.counts[row]) / GROWTH
             some = float(self.untested[row])
             if some >= min(max(TEST, old), SELDOM) or (
-                some >= SOON and elsewhere(rows, view.means[row].float(), float(view.spreads[row]))
+                some >= _SOON and elsewhere(rows, view.means[row].float(), float(view.spreads[row]))
             ):
                 self.untested[row] = 0
                 due.append(domain)

@@ -8,15 +8,15 @@ import torch
 from torch import Tensor
 
 from ostinato.errors import StateError
-from ostinato.experts.mixture import seeded
+from ostinato.experts._mixture import seeded
 from ostinato.experts.routed import Branch, leaves
-from ostinato.ops.expect import Expected, Like, count
+from ostinato.ops.expect import Expected, Kind, Like
 from ostinato.ops.snapshot import State
 
 BETAS, EPSILON = (0.9, 0.999), 1e-8
 
 
-def adam(
+def _adam(
     value: Tensor,
     grad: Tensor,
     first: Tensor,
@@ -104,7 +104,7 @@ class FlatBranches:
         """One Adam step, which may stand for several with the same gradient."""
         self.updates += times
         self.changes += 1
-        adam(self.value, grad, self.first, self.second, self.updates, lr=lr, times=times)
+        _adam(self.value, grad, self.first, self.second, self.updates, lr=lr, times=times)
         self.latest = self.branches(self.value.clone())
 
     def move(self, device: torch.device | str) -> None:
@@ -122,7 +122,7 @@ class FlatBranches:
     def expected(self, state: State) -> Expected:
         """Vectors like the ones here; second moments are squares."""
         tensors = {"value": Like.of(self.value), "first": Like.of(self.value)}
-        return Expected(tensors | {"second": Like.of(self.value, low=0)}, {"updates": count()})
+        return Expected(tensors | {"second": Like.of(self.value, low=0)}, {"updates": Kind.count()})
 
     def import_state(self, state: State) -> None:
         """Become what `export_state` described."""

@@ -13,14 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ostinato.experts._targets import Targets, has_targets, inner_targets
 from ostinato.experts.routed import EVERY, SCALE, BlockMap, Branch, Expert, Hooks
-from ostinato.experts.targets import Targets, has_targets, inner_targets
 from ostinato.ops.blocks import find_blocks
 from ostinato.ops.features import open_tokens, prefix_tokens
 from ostinato.ops.layouts import FEATURES_LAST, Layout
 
 _PARTS = ("scale", "down", "up", "shift", "prefix")
-Maps = tuple[tuple[Tensor, ...], ...]
+_Maps = tuple[tuple[Tensor, ...], ...]
 """Per map the five tensors of its kind, each with a first dimension for the domain."""
 
 
@@ -101,7 +101,7 @@ def _let_act(module: nn.Module, act: _Act, layout: Layout) -> _Act:
 class _Passing:
     """What belongs to the present forward; an object, since tracers copy a module's containers."""
 
-    maps: Maps
+    maps: _Maps
     index: Tensor
     sums: list[tuple[Tensor, Tensor, Tensor]]
 
@@ -128,7 +128,7 @@ class MapsAsInputs(nn.Module):
             block.register_forward_hook(_Routed(number, self._now, self.prefix, block))
 
     def forward(
-        self, images: Tensor, maps: Maps, index: Tensor
+        self, images: Tensor, maps: _Maps, index: Tensor
     ) -> tuple[Tensor, tuple[tuple[Tensor, Tensor, Tensor], ...]]:
         """Logits, and per map (domains,), (domains, D) and (domains, D, D) sums.
 
@@ -163,7 +163,7 @@ class _Routed:
         return put_back(BlockMap(*(part[index] for part in mine))(tokens))
 
 
-def stack_maps(experts: Sequence[Expert]) -> Maps:
+def stack_maps(experts: Sequence[Expert]) -> _Maps:
     """The maps of some domains as `MapsAsInputs` takes them; row 0, the source's, does nothing."""
     known = next(expert.maps for expert in experts if expert.maps)
     stacked = []

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ostinato.errors import InputError, TargetError
-from ostinato.experts.mixture import (
+from ostinato.experts._mixture import (
     ExpertConfig,
     LowRankExpert,
     Mixture,

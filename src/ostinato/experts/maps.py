@@ -47,26 +47,26 @@ def block_map(
     rest.diagonal().zero_()
     width = len(rest)
     kept = map_rank(width) if rank is None else rank
-    down, up = (rest, rest[:0]) if kept >= width else low_rank_factors(rest, kept)
+    down, up = (rest, rest[:0]) if kept >= width else _low_rank_factors(rest, kept)
     prefix = share * (source.prefix.double() - domain.prefix.double())
     return BlockMap(
         scale.float(), down.float().contiguous(), up.float(), shift.float(), prefix.float()
     )
 
 
-def low_rank_factors(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+def _low_rank_factors(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     """Two factors whose product is nearly the best approximation of that rank.
 
     Products with the matrix and its transpose turn a start at random (always the same one) into
     the directions that it is largest in.
 
     >>> full = torch.diag(torch.tensor([3.0, 2.0, 0.1]))
-    >>> down, up = low_rank_factors(full, 2)
+    >>> down, up = _low_rank_factors(full, 2)
     >>> torch.linalg.matrix_rank(down @ up).item(), round(float((full - down @ up).norm()), 4)
     (2, 0.1)
     """
     basis = matrix @ _start(matrix.shape[-1], rank, str(matrix.device)).to(matrix.dtype)
-    basis = orthonormal(matrix @ (matrix.mT @ orthonormal(basis)))
+    basis = _orthonormal(matrix @ (matrix.mT @ _orthonormal(basis)))
     return basis, basis.mT @ matrix
 
 
@@ -77,10 +77,10 @@ def _start(width: int, rank: int, device: str) -> Tensor:
         return torch.randn(width, rank, generator=draw, dtype=torch.double).to(device)
 
 
-def orthonormal(columns: Tensor) -> Tensor:
+def _orthonormal(columns: Tensor) -> Tensor:
     """The same span by orthonormal columns; directions that are not there become zero.
 
-    >>> found = orthonormal(torch.tensor([[2.0, 2.0], [0.0, 1.0], [0.0, 0.0]]))
+    >>> found = _orthonormal(torch.tensor([[2.0, 2.0], [0.0, 1.0], [0.0, 0.0]]))
     >>> [[round(float(v), 3) for v in row] for row in found.T @ found]
     [[1.0, 0.0], [0.0, 1.0]]
     """

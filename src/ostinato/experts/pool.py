@@ -14,16 +14,16 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ostinato.errors import ConfigError, InputError, UnknownName
-from ostinato.experts.group import Group, MakeOptimizer
-from ostinato.experts.inject import eject, inject
+from ostinato.experts._group import Group, MakeOptimizer
+from ostinato.experts._inject import eject, inject
+from ostinato.experts._mixture import mixture_shapes, product_gap
+from ostinato.experts._pool_state import expected_pool, export_pool, import_pool
+from ostinato.experts._targets import Targets
 from ostinato.experts.layers import Assignment, DualBranch, ExpertConfig
-from ostinato.experts.mixture import mixture_shapes, product_gap
-from ostinato.experts.pool_state import expected_pool, export_pool, import_pool
-from ostinato.experts.targets import Targets
 from ostinato.ops.expect import Expected
 from ostinato.ops.snapshot import State
 
-GroupId = int | Literal["shared"]
+_GroupId = int | Literal["shared"]
 _CPU = torch.device("cpu")
 
 
@@ -87,7 +87,7 @@ class ExpertPool:
         self.max_domains, self.retire = max_domains, retire
         self.layers: dict[str, DualBranch] = inject(model, config, targets, seed)
         self.make_optimizer = optimizer
-        self.groups: dict[GroupId, Group] = {"shared": self.make_group("shared")}
+        self.groups: dict[_GroupId, Group] = {"shared": self.make_group("shared")}
         self.used: list[int] = []
         self.active: int | tuple[int, ...] | None = None
 
@@ -218,7 +218,7 @@ class ExpertPool:
         """Where the model computes."""
         return next(iter(self.layers.values())).spread.device
 
-    def parameters(self, group: GroupId) -> list[nn.Parameter]:
+    def parameters(self, group: _GroupId) -> list[nn.Parameter]:
         """A group's parameters, layer by layer."""
         return list(self._known(group).parameters.values())
 
@@ -240,36 +240,36 @@ class ExpertPool:
         for optimizer in self.optimizers():
             optimizer.step()
 
-    def set_lr(self, lr: float, group: GroupId) -> None:
+    def set_lr(self, lr: float, group: _GroupId) -> None:
         """Set a group's learning rate, and what annealing starts from."""
         optimizer = self._known(group).optimizer
         for settings in optimizer.param_groups if optimizer is not None else ():
             settings["lr"] = settings["initial_lr"] = lr
 
-    def count(self, group: GroupId | Literal["domain"]) -> int:
+    def count(self, group: _GroupId | Literal["domain"]) -> int:
         """Number of parameters of a group; "domain" is what each domain has, or would have."""
         if group != "domain":
             return self._known(group).count()
         return sum(math.prod(shape) for shape in self.shapes(0).values())
 
     @torch.no_grad()
-    def norm(self, group: GroupId) -> float:
+    def norm(self, group: _GroupId) -> float:
         """The L2 norm of a group's `W_up`; 0 exactly while the group has no effect."""
         ups = [p for name, p in self._known(group).parameters.items() if name.endswith("/up")]
         return float(torch.stack([p.norm() for p in ups]).norm()) if ups else 0.0
 
-    def snapshot(self, group: GroupId) -> None:
+    def snapshot(self, group: _GroupId) -> None:
         """Keep the group's parameters and optimizer state as its last good ones."""
         self._known(group).keep(_CPU if self.offload else None)
 
-    def restore(self, group: GroupId) -> bool:
+    def restore(self, group: _GroupId) -> bool:
         """Back to the last snapshot, which is kept; without one nothing changes (False)."""
         found = self._known(group)
         if found.kept is not None:
             found.restore(found.kept)
         return found.kept is not None
 
-    def rollback(self, group: GroupId) -> bool:
+    def rollback(self, group: _GroupId) -> bool:
         """Back to the last snapshot (True), or to the start without effect if there is none.
 
         A snapshot serves once: what went wrong from there is not trusted a second time.
@@ -304,7 +304,7 @@ class ExpertPool:
 
     # The inner parts.
 
-    def shapes(self, group: GroupId) -> dict[str, tuple[int, ...]]:
+    def shapes(self, group: _GroupId) -> dict[str, tuple[int, ...]]:
         """What a group's parameters look like, whether the group exists or not."""
         if group == "shared":
             parameters = self.groups["shared"].parameters.items()
@@ -318,7 +318,7 @@ class ExpertPool:
             for name, shape in mixture_shapes(branch.dim, rank, experts).items()
         }
 
-    def make_group(self, group: GroupId) -> Group:
+    def make_group(self, group: _GroupId) -> Group:
         """A group of the parameters that the layers have now."""
         found = {}
         for name, layer in self.layers.items():
@@ -326,7 +326,7 @@ class ExpertPool:
             found.update({f"{name}/{key}": parameter for key, parameter in own.items()})
         return Group(found, self.make_optimizer)
 
-    def _known(self, group: GroupId) -> Group:
+    def _known(self, group: _GroupId) -> Group:
         if group not in self.groups:
             known = ", ".join(map(str, self.domains)) or "none"
             raise UnknownName(f"There is no domain {group}; known: {known}. Add it first.")

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ostinato.errors import TargetError
+from ostinato.experts._targets import Target, Targets, has_targets, inner_targets
 from ostinato.experts.compiled import CompiledBlocks
-from ostinato.experts.targets import Target, Targets, has_targets, inner_targets
 from ostinato.ops.blocks import find_blocks
 from ostinato.ops.features import open_tokens, prefix_tokens
 from ostinato.ops.layouts import Layout
@@ -96,9 +96,9 @@ def moved(
     whole matrix, which then is one product: ones and zeros leave tokens as they are to the bit.
     """
     if not up.numel() and tokens.device.type == "cpu" and tokens.dtype in _EXACT:
-        whole = affine(tokens, down + factor.diag_embed(), shift)
+        whole = _affine(tokens, down + factor.diag_embed(), shift)
     else:
-        change = affine(tokens @ down, up, shift) if up.numel() else affine(tokens, down, shift)
+        change = _affine(tokens @ down, up, shift) if up.numel() else _affine(tokens, down, shift)
         whole = torch.addcmul(change, tokens, factor.unsqueeze(-2))
     count = prefix.shape[-2]
     if not count:
@@ -109,11 +109,11 @@ def moved(
     return whole
 
 
-def affine(tokens: Tensor, matrix: Tensor, shift: Tensor) -> Tensor:
+def _affine(tokens: Tensor, matrix: Tensor, shift: Tensor) -> Tensor:
     """`tokens · matrix + shift` as one operator; both may have a first dimension, an image each.
 
     >>> eye = torch.eye(2)
-    >>> affine(torch.ones(1, 3, 2), eye, eye[0])[0, 0].tolist()
+    >>> _affine(torch.ones(1, 3, 2), eye, eye[0])[0, 0].tolist()
     [2.0, 1.0]
     """
     if matrix.ndim == 3:

@@ -6,9 +6,9 @@ from typing import Any
 
 from torch import Tensor
 
+from ostinato.methods._anchor import collect_anchor, read_anchor
 from ostinato.methods.base import Method
 from ostinato.models import VisionModel
-from ostinato.ops.anchor import collect_anchor, read_anchor
 from ostinato.ops.heads import find_head
 from ostinato.ops.snapshot import State
 

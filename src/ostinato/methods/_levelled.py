@@ -6,10 +6,10 @@ from typing import Any
 
 from torch import Tensor
 
+from ostinato.methods._levels import Levels, collect_levels, read_levels
 from ostinato.methods.base import Input, Method
 from ostinato.models import VisionModel
 from ostinato.ops.heads import find_head, select_classes
-from ostinato.ops.levels import Levels, collect_levels, read_levels
 from ostinato.ops.recentre import RunningMean, shifted_logits
 from ostinato.ops.snapshot import State
 

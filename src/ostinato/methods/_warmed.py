@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ostinato.methods._adapters import Adapted
+from ostinato.methods._warmup import take_over, warm_beside
 from ostinato.methods.base import Method, MethodConfig
 from ostinato.methods.contract import Need
 from ostinato.models import VisionModel
-from ostinato.ops.adapters import Adapted
 from ostinato.ops.snapshot import State
-from ostinato.ops.warmup import take_over, warm_beside
 
 
 class Warmed(Method):

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from ostinato.errors import ConfigError
+from ostinato.methods._moving import Moving
 from ostinato.methods.answering import Answering
 from ostinato.methods.contract import (
     Input,
@@ -28,7 +29,6 @@ from ostinato.methods.contract import (
     Predicts,
     Resources,
 )
-from ostinato.methods.moving import Moving
 from ostinato.methods.persistence import Persistent
 from ostinato.methods.sharing import Sharing
 from ostinato.models import VisionModel, fingerprint

@@ -12,16 +12,6 @@ from ostinato.ops.batchnorm import BatchStatistics, batch_norms
 from ostinato.registry import METHODS
 
 
-class BnConfig(MethodConfig):
-    """Settings of BN statistics.
-
-    >>> BnConfig().prior
-    0
-    """
-
-    prior: int = Field(0, ge=0, description="source images that the source's statistics count as")
-
-
 @METHODS.register("bn")
 class Bn(Method):
     """Replace the running statistics of every batch norm by those of the batch.
@@ -33,7 +23,17 @@ class Bn(Method):
     torch.Size([4, 10])
     """
 
-    Config = BnConfig
+    class Config(MethodConfig):
+        """Settings of BN statistics.
+
+        >>> Bn.Config().prior
+        0
+        """
+
+        prior: int = Field(
+            0, ge=0, description="source images that the source's statistics count as"
+        )
+
     info = MethodInfo(
         title="BN statistics",
         paper="Nado et al., 2020; Schneider et al., NeurIPS 2020",

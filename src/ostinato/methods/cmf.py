@@ -6,25 +6,13 @@ import torch
 from pydantic import Field
 
 from ostinato.methods.base import Input, Method, MethodInfo, Objective
-from ostinato.methods.roid import Roid, RoidConfig
+from ostinato.methods.roid import Roid
 from ostinato.ops.snapshot import Scalars
 from ostinato.ops.teacher import Teacher
 from ostinato.registry import METHODS
 
 _REFERENCE = 38_400
 """The norm parameters of the ViT-B that the filter's noise is given for."""
-
-
-class CmfConfig(RoidConfig):
-    """Settings of CMF.
-
-    >>> CmfConfig().ensemble
-    0.99
-    """
-
-    recovery: float = Field(0.99, ge=0, le=1, description="alpha: hidden weights kept, not source")
-    noise: float = Field(0.005, gt=0, lt=1, description="q: variance of a step, for a ViT-B")
-    ensemble: float = Field(0.99, ge=0, le=1, description="gamma: adapted weights kept, not hidden")
 
 
 @METHODS.register("cmf")
@@ -36,7 +24,21 @@ class Cmf(Roid):
     torch.Size([8, 5])
     """
 
-    Config = CmfConfig
+    class Config(Roid.Config):
+        """Settings of CMF.
+
+        >>> Cmf.Config().ensemble
+        0.99
+        """
+
+        recovery: float = Field(
+            0.99, ge=0, le=1, description="alpha: hidden weights kept, not source"
+        )
+        noise: float = Field(0.005, gt=0, lt=1, description="q: variance of a step, for a ViT-B")
+        ensemble: float = Field(
+            0.99, ge=0, le=1, description="gamma: adapted weights kept, not hidden"
+        )
+
     info = MethodInfo(
         title="CMF",
         paper="Lee and Chang, ICLR 2024",

@@ -9,28 +9,15 @@ from pydantic import Field
 from torch import Tensor
 
 from ostinato.methods._settings import VectorsConfig
+from ostinato.methods._shifts import ShiftDetector
+from ostinato.methods._vectors import DomainVectors, assign, flat, parts
 from ostinato.methods._wrapping import Wrapping
 from ostinato.methods.base import Input, Method, MethodConfig, MethodInfo, Objective
 from ostinato.methods.contract import resolve_config
-from ostinato.ops.shifts import ShiftDetector
-from ostinato.ops.vectors import DomainVectors, assign, flat, parts
 from ostinato.registry import METHODS
 from ostinato.types import Decision
 
 _ETA = {"fisher_alpha": 0.0, "lr": 1e-3}
-
-
-class ColaConfig(VectorsConfig):
-    """Settings of CoLA.
-
-    >>> ColaConfig().rest_decay
-    0.4
-    """
-
-    inner: Literal["tent", "eata", "sar", "deyo"] = Field("eata", description="what adapts")
-    inner_preset: str | None = Field(None, description="a preset of that method")
-    inner_settings: dict[str, Any] = Field(_ETA, description="its own settings; here ETA's")
-    vectors: int = Field(32, ge=1, description="domain vectors kept; the weakest is let go")
 
 
 @METHODS.register("cola")
@@ -42,7 +29,18 @@ class Cola(Wrapping):
     torch.Size([8, 5])
     """
 
-    Config = ColaConfig
+    class Config(VectorsConfig):
+        """Settings of CoLA.
+
+        >>> Cola.Config().rest_decay
+        0.4
+        """
+
+        inner: Literal["tent", "eata", "sar", "deyo"] = Field("eata", description="what adapts")
+        inner_preset: str | None = Field(None, description="a preset of that method")
+        inner_settings: dict[str, Any] = Field(_ETA, description="its own settings; here ETA's")
+        vectors: int = Field(32, ge=1, description="domain vectors kept; the weakest is let go")
+
     info = MethodInfo(
         title="CoLA (ETA)",
         paper="Chen et al., NeurIPS 2024",

@@ -24,22 +24,6 @@ from ostinato.ops.trainable import norm_parameters
 from ostinato.registry import METHODS
 
 
-class ComeConfig(EntropyConfig):
-    """Settings of COME.
-
-    >>> ComeConfig().predict
-    'before'
-    """
-
-    inner: Literal["tent", "eta", "sar"] = Field("tent", description="whose rule it takes over")
-    lr: float = Field(1e-3, ge=0, description="learning rate for 64 images; follows the batch")
-    kappa: float = Field(0.4, gt=0, description="entropy bound of ETA and SAR, times ln C")
-    redundancy: float = Field(0.05, ge=0, description="ETA's bound on the cosine")
-    radius: float = Field(0.05, ge=0, description="how far SAR's climb goes")
-    recover_below: float = Field(0.2, description="average loss at which SAR starts over")
-    first_blocks: int = Field(9, ge=1, description="first blocks, whose norms SAR moves")
-
-
 @METHODS.register("come")
 class Come(Method):
     """Minimise the entropy of a Dirichlet opinion whose total evidence is held.
@@ -49,7 +33,21 @@ class Come(Method):
     torch.Size([8, 5])
     """
 
-    Config = ComeConfig
+    class Config(EntropyConfig):
+        """Settings of COME.
+
+        >>> Come.Config().predict
+        'before'
+        """
+
+        inner: Literal["tent", "eta", "sar"] = Field("tent", description="whose rule it takes over")
+        lr: float = Field(1e-3, ge=0, description="learning rate for 64 images; follows the batch")
+        kappa: float = Field(0.4, gt=0, description="entropy bound of ETA and SAR, times ln C")
+        redundancy: float = Field(0.05, ge=0, description="ETA's bound on the cosine")
+        radius: float = Field(0.05, ge=0, description="how far SAR's climb goes")
+        recover_below: float = Field(0.2, description="average loss at which SAR starts over")
+        first_blocks: int = Field(9, ge=1, description="first blocks, whose norms SAR moves")
+
     info = MethodInfo(
         title="COME",
         paper="Zhang et al., ICLR 2025",
@@ -91,7 +89,7 @@ class Come(Method):
     def objective(self, batch: Input) -> Objective:
         """Mean entropy of the opinions, of those that the inner rule takes."""
         logits = self.logits(batch)
-        entropy = opinion_entropy(logits)
+        entropy = _opinion_entropy(logits)
         if self.config.inner == "tent":
             return Objective(logits, entropy.mean())
         bound = entropy_threshold(self.config.kappa, logits.shape[1])
@@ -125,7 +123,7 @@ class Come(Method):
             return False
         with self.autocast():
             logits = select_classes(self._substitute(values, batch.pixels), batch.classes)
-        entropy = opinion_entropy(logits)
+        entropy = _opinion_entropy(logits)
         keep = keep & (entropy.detach() < entropy_threshold(self.config.kappa, logits.shape[1]))
         second = Objective(logits, masked_mean(entropy, keep), keep.sum())
         moved = self.descend(second, [self.optimizer])
@@ -139,13 +137,13 @@ class Come(Method):
         return moved
 
 
-def opinion_entropy(logits: Tensor) -> Tensor:
+def _opinion_entropy(logits: Tensor) -> Tensor:
     """Entropy over C beliefs exp(x_c) / (Σ exp(x) + C) and the rest, C / (Σ exp(x) + C).
 
     The length of the logits carries no gradient: an opinion changes by its direction alone, so
     that no image is made surer by scaling.
 
-    >>> round(float(opinion_entropy(torch.zeros(1, 4))), 4)  # half unknown, an eighth each
+    >>> round(float(_opinion_entropy(torch.zeros(1, 4))), 4)  # half unknown, an eighth each
     1.3863
     """
     x = logits.float()

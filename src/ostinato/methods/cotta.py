@@ -19,28 +19,6 @@ from ostinato.ops.views import mean_probabilities
 from ostinato.registry import METHODS
 
 
-class CottaConfig(TeacherConfig):
-    """Settings of CoTTA.
-
-    >>> CottaConfig().loss
-    'symmetric'
-    """
-
-    lr: float = Field(1e-4, ge=0, description="learning rate")
-    restore: float = Field(0.001, ge=0, le=1, description="chance of a weight's restoration")
-    views: int = Field(32, ge=1, description="augmented views the teacher averages")
-    threshold: float = Field(
-        0.1, ge=0, le=1, description="source confidence below which views are used"
-    )
-    scales: tuple[float, ...] = Field(
-        (0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0),
-        description="segmentation's views: these scales, plain and flipped",
-    )
-    loss: Literal["symmetric", "plain", "hard"] = Field(
-        "symmetric", description="cross-entropy both ways, one way, or with hard labels"
-    )
-
-
 @METHODS.register("cotta")
 class Cotta(Method):
     """Learn from a slow teacher, averaged over views where the source model is unsure.
@@ -50,7 +28,27 @@ class Cotta(Method):
     torch.Size([8, 5])
     """
 
-    Config = CottaConfig
+    class Config(TeacherConfig):
+        """Settings of CoTTA.
+
+        >>> Cotta.Config().loss
+        'symmetric'
+        """
+
+        lr: float = Field(1e-4, ge=0, description="learning rate")
+        restore: float = Field(0.001, ge=0, le=1, description="chance of a weight's restoration")
+        views: int = Field(32, ge=1, description="augmented views the teacher averages")
+        threshold: float = Field(
+            0.1, ge=0, le=1, description="source confidence below which views are used"
+        )
+        scales: tuple[float, ...] = Field(
+            (0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0),
+            description="segmentation's views: these scales, plain and flipped",
+        )
+        loss: Literal["symmetric", "plain", "hard"] = Field(
+            "symmetric", description="cross-entropy both ways, one way, or with hard labels"
+        )
+
     info = MethodInfo(
         title="CoTTA",
         paper="Wang et al., CVPR 2022",

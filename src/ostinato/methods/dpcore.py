@@ -10,34 +10,18 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from ostinato.methods._anchor import Moments, prompted_features
 from ostinato.methods._anchored import Anchored
+from ostinato.methods._pools import PromptPool
 from ostinato.methods._settings import PromptsConfig
 from ostinato.methods.base import Input, MethodInfo, Objective
-from ostinato.ops.anchor import Moments, prompted_features
 from ostinato.ops.heads import select_classes
-from ostinato.ops.pools import PromptPool
 from ostinato.ops.prompts import fresh_prompt
 from ostinato.registry import METHODS
 from ostinato.types import Decision
 
 
-class DPCoreConfig(PromptsConfig):
-    """Settings of DPCore.
-
-    >>> DPCoreConfig().source_kappa
-    0.355235172698916
-    """
-
-    ratio: float = Field(0.8, gt=0, description="rho: known if prompts cut the gap to this share")
-    temperature: float = Field(3.0, gt=0, description="tau of the coreset's weights")
-    rate: float = Field(0.999, gt=0, le=1, description="alpha: how far a known domain follows")
-    max_prompts: int = Field(100, ge=1, description="pairs kept; the two nearest are fused above")
-    source_kappa: float = Field(
-        0.5 - 1 / math.log(1000), gt=0, description="entropy of source images that count, in ln C"
-    )
-
-
-def coreset_weights(pool: PromptPool, moments: Moments, temperature: float) -> Tensor:
+def _coreset_weights(pool: PromptPool, moments: Moments, temperature: float) -> Tensor:
     """softmax(−gap / τ) over the coreset's stored statistics."""
     means, stds = pool.both()[0].chunk(2, 1)
     gaps = (moments.mean - means).norm(dim=1) + (moments.std - stds).norm(dim=1)
@@ -54,7 +38,27 @@ class DPCore(Anchored):
     torch.Size([8, 5])
     """
 
-    Config = DPCoreConfig
+    class Config(PromptsConfig):
+        """Settings of DPCore.
+
+        >>> DPCore.Config().source_kappa
+        0.355235172698916
+        """
+
+        ratio: float = Field(
+            0.8, gt=0, description="rho: known if prompts cut the gap to this share"
+        )
+        temperature: float = Field(3.0, gt=0, description="tau of the coreset's weights")
+        rate: float = Field(0.999, gt=0, le=1, description="alpha: how far a known domain follows")
+        max_prompts: int = Field(
+            100, ge=1, description="pairs kept; the two nearest are fused above"
+        )
+        source_kappa: float = Field(
+            0.5 - 1 / math.log(1000),
+            gt=0,
+            description="entropy of source images that count, in ln C",
+        )
+
     info = MethodInfo(
         title="DPCore",
         paper="Zhang et al., ICML 2025",
@@ -98,7 +102,7 @@ class DPCore(Anchored):
         before = float(self.plain.gap(self.source))
         share, nearest = float("inf"), len(self.coreset)
         if len(self.coreset):
-            self.blend = coreset_weights(self.coreset, self.plain, self.config.temperature)
+            self.blend = _coreset_weights(self.coreset, self.plain, self.config.temperature)
             blended = self.coreset.blend(self.blend)
             share = float(self._forward(batch, blended)[0].gap(self.source)) / max(before, 1e-12)
             nearest = int(self.blend.argmax())

@@ -8,33 +8,17 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from ostinato.methods._adapters import Adapted, beside_parts
 from ostinato.methods._settings import SgdConfig, WarmedConfig
 from ostinato.methods._warmed import Warmed
 from ostinato.methods.base import Input, MethodInfo, Objective
 from ostinato.models import VisionModel
-from ostinato.ops.adapters import Adapted, beside_parts
 from ostinato.ops.consistency import masked_mean
 from ostinato.ops.losses import entropy_threshold, softmax_entropy
 from ostinato.registry import METHODS
 
 
-class EcottaConfig(SgdConfig, WarmedConfig):
-    """Settings of EcoTTA.
-
-    >>> EcottaConfig().warm_held
-    0.2
-    """
-
-    lr: float = Field(5e-3, ge=0, description="learning rate")
-    parts: int = Field(4, ge=1, description="K: groups of blocks with a meta network each")
-    rank: int = Field(32, ge=1, description="width of a meta network's bottleneck")
-    kappa: float = Field(0.4, gt=0, description="entropy, in ln C, above which nothing is learned")
-    distillation: float = Field(0.5, ge=0, description="weight of the self-distilled term")
-    warm_lr: float = Field(5e-4, gt=0, description="learning rate of the preparation")
-    warm_held: float = Field(0.2, ge=0, lt=1, description="share of images that ends it in time")
-
-
-def distillation(adapted: Adapted) -> Tensor:
+def _distillation(adapted: Adapted) -> Tensor:
     """Sum over parts of the mean absolute difference to the frozen part's output."""
     return torch.stack([meta.gap for meta in adapted.parts()]).sum()
 
@@ -48,7 +32,25 @@ class Ecotta(Warmed):
     torch.Size([8, 5])
     """
 
-    Config = EcottaConfig
+    class Config(SgdConfig, WarmedConfig):
+        """Settings of EcoTTA.
+
+        >>> Ecotta.Config().warm_held
+        0.2
+        """
+
+        lr: float = Field(5e-3, ge=0, description="learning rate")
+        parts: int = Field(4, ge=1, description="K: groups of blocks with a meta network each")
+        rank: int = Field(32, ge=1, description="width of a meta network's bottleneck")
+        kappa: float = Field(
+            0.4, gt=0, description="entropy, in ln C, above which nothing is learned"
+        )
+        distillation: float = Field(0.5, ge=0, description="weight of the self-distilled term")
+        warm_lr: float = Field(5e-4, gt=0, description="learning rate of the preparation")
+        warm_held: float = Field(
+            0.2, ge=0, lt=1, description="share of images that ends it in time"
+        )
+
     info = MethodInfo(
         title="EcoTTA (our variant)",
         paper="Song et al., CVPR 2023",
@@ -79,7 +81,7 @@ class Ecotta(Warmed):
     def objective(self, batch: Input) -> Objective:
         """Each part's distance to its frozen self."""
         logits = self.logits(batch)
-        return Objective(logits, self.config.distillation * distillation(self.adapted))
+        return Objective(logits, self.config.distillation * _distillation(self.adapted))
 
     def update(self, batch: Input, objective: Objective) -> bool:
         """A step of the regulariser, then one of the entropy of a second forward, which predicts.

@@ -12,16 +12,6 @@ from ostinato.ops.recentre import RunningMean, shifted_logits
 from ostinato.registry import METHODS
 
 
-class FoaShiftConfig(MethodConfig):
-    """Settings of FOA-shift.
-
-    >>> FoaShiftConfig().rate
-    0.1
-    """
-
-    rate: float = Field(0.1, gt=0, le=1, description="share of a batch in the target's mean")
-
-
 @METHODS.register("foa_shift")
 class FoaShift(Anchored):
     """Add the difference of the source's and the target's mean feature.
@@ -31,7 +21,15 @@ class FoaShift(Anchored):
     torch.Size([8, 5])
     """
 
-    Config = FoaShiftConfig
+    class Config(MethodConfig):
+        """Settings of FOA-shift.
+
+        >>> FoaShift.Config().rate
+        0.1
+        """
+
+        rate: float = Field(0.1, gt=0, le=1, description="share of a batch in the target's mean")
+
     info = MethodInfo(
         title="FOA-shift",
         paper="Niu et al., ICML 2024",

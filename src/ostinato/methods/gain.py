@@ -15,7 +15,7 @@ from pydantic import Field
 from torch import Tensor
 
 from ostinato.methods.base import Input, Method, MethodConfig, MethodInfo, Objective
-from ostinato.ops.expect import Expected, Like, number
+from ostinato.ops.expect import Expected, Kind, Like
 from ostinato.ops.heads import final_features, find_head, select_classes, spread_classes
 from ostinato.ops.snapshot import State
 from ostinato.registry import METHODS
@@ -26,18 +26,7 @@ _FLAT = 1e-8
 """Variance below which a feature counts as this wide."""
 
 
-class GainConfig(MethodConfig):
-    """Settings of GAIN.
-
-    >>> GainConfig().prior
-    3.0
-    """
-
-    prior: float = Field(3.0, gt=0, description="images that the classifier's row of a class is")
-    least: int = Field(16, ge=2, description="images of a batch below which the source answers")
-
-
-class Sums:
+class _Sums:
     """What class Gaussians rest on: images by class, their features, and spreads around means.
 
     Args:
@@ -67,7 +56,7 @@ class Sums:
             name: Like.of(tensor, low=low.get(name, -float("inf")))
             for name, tensor in self.export_state().tensors.items()
         }
-        return Expected(tensors, {"images": number(low=0)})
+        return Expected(tensors, {"images": Kind.number(low=0)})
 
     def import_state(self, state: State) -> None:
         """Continue from there."""
@@ -76,7 +65,7 @@ class Sums:
         self.images = float(state.values["images"])
 
 
-class Gaussians(NamedTuple):
+class _Gaussians(NamedTuple):
     """Means (C, D) and the variance (D) that they share."""
 
     means: Tensor
@@ -97,7 +86,18 @@ class Gain(Method):
     torch.Size([8, 5])
     """
 
-    Config = GainConfig
+    class Config(MethodConfig):
+        """Settings of GAIN.
+
+        >>> Gain.Config().prior
+        3.0
+        """
+
+        prior: float = Field(
+            3.0, gt=0, description="images that the classifier's row of a class is"
+        )
+        least: int = Field(16, ge=2, description="images of a batch below which the source answers")
+
     info = MethodInfo(
         title="GAIN (our reading)",
         paper="GAIN, 2026",
@@ -129,7 +129,7 @@ class Gain(Method):
         head = find_head(self.model)
         rows = head.weight.detach().double()
         self.rows = rows - rows.mean(0)  # what all rows share tells no classes apart
-        self.sums = self.track("sums", Sums(*self.rows.shape, device=self.rows.device))
+        self.sums = self.track("sums", _Sums(*self.rows.shape, device=self.rows.device))
 
     @torch.no_grad()
     def objective(self, batch: Input) -> Objective:
@@ -143,12 +143,12 @@ class Gain(Method):
             weights = spread_classes(source.exp(), batch.classes, len(self.rows))
             found = _take_in(self.sums, centred, weights, self.rows, self.config.prior)
             target = select_classes(found.logits(centred), batch.classes).log_softmax(1)
-            return Objective(between(source, target))
+            return Objective(_between(source, target))
 
 
 def _take_in(
-    sums: Sums, features: Tensor, weights: Tensor, rows: Tensor, prior: float
-) -> Gaussians:
+    sums: _Sums, features: Tensor, weights: Tensor, rows: Tensor, prior: float
+) -> _Gaussians:
     """Add a batch to the sums; the Gaussians that follow from them.
 
     Args:
@@ -167,10 +167,10 @@ def _take_in(
     means = (prior * start + sums.features) / (prior + sums.counts)[:, None]
     apart = features.square().sum(0) - 2 * (means * moved).sum(0) + counts @ means.square()
     sums.within += apart.clamp_min(0)
-    return Gaussians(means, (sums.within / sums.images).clamp_min(_FLAT))
+    return _Gaussians(means, (sums.within / sums.images).clamp_min(_FLAT))
 
 
-def between(source: Tensor, target: Tensor) -> Tensor:
+def _between(source: Tensor, target: Tensor) -> Tensor:
     """Log-probabilities on the way from one answer to the other, as far from either.
 
     ln Σ source^(1−λ)·target^λ is convex in λ and 0 at both ends; where it is least, its slope, the
@@ -181,7 +181,7 @@ def between(source: Tensor, target: Tensor) -> Tensor:
         target: likewise.
 
     >>> one, two = torch.tensor([[0.9, 0.1]]).log(), torch.tensor([[0.1, 0.9]]).log()
-    >>> between(one, two).exp().tolist()
+    >>> _between(one, two).exp().tolist()
     [[0.5, 0.5]]
     """
     low, high = torch.zeros_like(source[:, :1]), torch.ones_like(source[:, :1])

@@ -9,36 +9,17 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from ostinato.methods._anchor import Moments, prompted_features
 from ostinato.methods._anchored import Anchored
+from ostinato.methods._pools import PromptPool, class_weights, domain_weights
 from ostinato.methods._settings import PromptsConfig
 from ostinato.methods.base import Input, MethodInfo, Objective
-from ostinato.ops.anchor import Moments, prompted_features
 from ostinato.ops.heads import find_head, select_classes, spread_classes
 from ostinato.ops.losses import softmax_entropy
 from ostinato.ops.optim import make_optimizer
-from ostinato.ops.pools import PromptPool, class_weights, domain_weights
 from ostinato.ops.prompts import fresh_prompt
 from ostinato.registry import METHODS
 from ostinato.types import Decision
-
-
-class KffConfig(PromptsConfig):
-    """Settings of KFF.
-
-    >>> KffConfig(prompts=4).lr
-    0.1
-    """
-
-    class_lr: float = Field(1e-3, ge=0, description="learning rate of the class prompts")
-    entropy: float = Field(3.0, ge=0, description="a: weight of the entropy")
-    domain_radius: float = Field(25.0, gt=0, description="gamma_d: beyond it a domain is new")
-    class_similarity: float = Field(0.005, ge=0, description="gamma_c: below it a class is new")
-    max_entropy: float = Field(2.0, gt=0, description="gamma_h, nats: above it nothing is kept")
-    domain_temperature: float = Field(3.0, gt=0, description="tau_d of the domain weights")
-    class_temperature: float = Field(1.0, gt=0, description="tau_c of the class weights")
-    key_rate: float = Field(0.1, gt=0, le=1, description="alpha: how far stored keys follow")
-    max_domains: int = Field(20, ge=1, description="domain prompts kept")
-    max_classes: int = Field(100, ge=1, description="class prompts kept")
 
 
 @METHODS.register("kff")
@@ -50,7 +31,24 @@ class Kff(Anchored):
     torch.Size([8, 5])
     """
 
-    Config = KffConfig
+    class Config(PromptsConfig):
+        """Settings of KFF.
+
+        >>> Kff.Config(prompts=4).lr
+        0.1
+        """
+
+        class_lr: float = Field(1e-3, ge=0, description="learning rate of the class prompts")
+        entropy: float = Field(3.0, ge=0, description="a: weight of the entropy")
+        domain_radius: float = Field(25.0, gt=0, description="gamma_d: beyond it a domain is new")
+        class_similarity: float = Field(0.005, ge=0, description="gamma_c: below it a class is new")
+        max_entropy: float = Field(2.0, gt=0, description="gamma_h, nats: above it nothing is kept")
+        domain_temperature: float = Field(3.0, gt=0, description="tau_d of the domain weights")
+        class_temperature: float = Field(1.0, gt=0, description="tau_c of the class weights")
+        key_rate: float = Field(0.1, gt=0, le=1, description="alpha: how far stored keys follow")
+        max_domains: int = Field(20, ge=1, description="domain prompts kept")
+        max_classes: int = Field(100, ge=1, description="class prompts kept")
+
     info = MethodInfo(
         title="KFF",
         paper="Zhou et al., NeurIPS 2025",

@@ -16,20 +16,6 @@ from ostinato.ops.trainable import norm_parameters
 from ostinato.registry import METHODS
 
 
-class M2aConfig(MethodConfig):
-    """Settings of M2A.
-
-    >>> M2aConfig().ratios
-    (0.0, 0.1, 0.2)
-    """
-
-    ratios: tuple[float, ...] = Field(
-        (0.0, 0.1, 0.2), min_length=2, description="shares of an image masked, rising from 0"
-    )
-    weight: float = Field(1.0, ge=0, description="weight of the views' mean entropy")
-    skip: int = Field(3, ge=0, description="last blocks whose norms stay as they are")
-
-
 @METHODS.register("m2a")
 class M2a(Method):
     """Consistency over random masks and entropy, on the norms of the early blocks.
@@ -39,7 +25,19 @@ class M2a(Method):
     torch.Size([8, 5])
     """
 
-    Config = M2aConfig
+    class Config(MethodConfig):
+        """Settings of M2A.
+
+        >>> M2a.Config().ratios
+        (0.0, 0.1, 0.2)
+        """
+
+        ratios: tuple[float, ...] = Field(
+            (0.0, 0.1, 0.2), min_length=2, description="shares of an image masked, rising from 0"
+        )
+        weight: float = Field(1.0, ge=0, description="weight of the views' mean entropy")
+        skip: int = Field(3, ge=0, description="last blocks whose norms stay as they are")
+
     info = MethodInfo(
         title="M2A",
         paper="Doloriel, 2025",

@@ -11,18 +11,6 @@ from ostinato.ops.recentre import RunningMean, shifted_logits
 from ostinato.registry import METHODS
 
 
-class NeoConfig(MethodConfig):
-    """Settings of NEO.
-
-    >>> NeoConfig().rate
-    0.1
-    """
-
-    rate: float | None = Field(
-        0.1, gt=0, le=1, description="share of a batch in the centre; None: the mean of all images"
-    )
-
-
 @METHODS.register("neo")
 class Neo(Method):
     """Subtract the running mean of the features from what the classifier sees.
@@ -32,7 +20,20 @@ class Neo(Method):
     torch.Size([8, 5])
     """
 
-    Config = NeoConfig
+    class Config(MethodConfig):
+        """Settings of NEO.
+
+        >>> Neo.Config().rate
+        0.1
+        """
+
+        rate: float | None = Field(
+            0.1,
+            gt=0,
+            le=1,
+            description="share of a batch in the centre; None: the mean of all images",
+        )
+
     info = MethodInfo(
         title="NEO",
         paper="Murphy et al., ICLR 2026",

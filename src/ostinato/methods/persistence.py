@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from ostinato.errors import StateError
 from ostinato.models import VisionModel
 from ostinato.ops.allocator import give_back
-from ostinato.ops.expect import Expected, check_state, check_taken, declared
+from ostinato.ops.expect import Expected, check_state, check_taken
 from ostinato.ops.snapshot import State, Stateful, load_state, save_state
 from ostinato.ops.trainable import Weights
 from ostinato.types import StepOutput
@@ -59,7 +59,7 @@ class Persistent:
 
     def expected(self, state: State) -> Expected:
         """What every tracked part expects of a state that it is to take over."""
-        return declared(self._tracked, state)
+        return Expected.of_all(self._tracked, state)
 
     def import_state(self, state: State) -> None:
         """Become what `export_state` described, or stay as it was and raise."""

@@ -12,19 +12,6 @@ from ostinato.ops.trainable import norm_parameters
 from ostinato.registry import METHODS
 
 
-class PseudoLabelConfig(EntropyConfig):
-    """Settings of Pseudo-label.
-
-    >>> PseudoLabelConfig().predict
-    'before'
-    """
-
-    lr: float = Field(1e-4, ge=0, description="learning rate")
-    threshold: float = Field(
-        0.9, ge=0, le=1, description="smallest probability that makes a label; 0 takes all"
-    )
-
-
 @METHODS.register("pseudo_label")
 class PseudoLabel(Method):
     """Train on what the model already believes, where it believes it firmly.
@@ -34,7 +21,18 @@ class PseudoLabel(Method):
     torch.Size([8, 5])
     """
 
-    Config = PseudoLabelConfig
+    class Config(EntropyConfig):
+        """Settings of Pseudo-label.
+
+        >>> PseudoLabel.Config().predict
+        'before'
+        """
+
+        lr: float = Field(1e-4, ge=0, description="learning rate")
+        threshold: float = Field(
+            0.9, ge=0, le=1, description="smallest probability that makes a label; 0 takes all"
+        )
+
     info = MethodInfo(
         title="Pseudo-label",
         paper="Lee, ICML workshop 2013",

@@ -6,20 +6,9 @@ from pydantic import Field
 
 from ostinato.methods._restart import restart
 from ostinato.methods.base import Input, MethodInfo, Objective
-from ostinato.methods.eata import Eata, EataConfig
+from ostinato.methods.eata import Eata
 from ostinato.registry import METHODS
 from ostinato.types import Decision
-
-
-class RDumbConfig(EataConfig):
-    """Settings of RDumb.
-
-    >>> RDumbConfig().reset_every
-    1000
-    """
-
-    fisher_alpha: float = Field(0.0, ge=0, description="weight of the Fisher term; 0 is ETA")
-    reset_every: int = Field(1000, ge=1, description="batches between resets")
 
 
 @METHODS.register("rdumb")
@@ -31,7 +20,16 @@ class RDumb(Eata):
     torch.Size([8, 5])
     """
 
-    Config = RDumbConfig
+    class Config(Eata.Config):
+        """Settings of RDumb.
+
+        >>> RDumb.Config().reset_every
+        1000
+        """
+
+        fisher_alpha: float = Field(0.0, ge=0, description="weight of the Fisher term; 0 is ETA")
+        reset_every: int = Field(1000, ge=1, description="batches between resets")
+
     info = MethodInfo(
         title="RDumb",
         paper="Press et al., NeurIPS 2023",

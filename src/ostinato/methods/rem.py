@@ -8,27 +8,12 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from ostinato.methods._masking import ClassAttention, kept, least_attended
 from ostinato.methods.base import Input, Method, MethodConfig, MethodInfo, Objective
 from ostinato.ops.blocks import find_blocks
 from ostinato.ops.losses import softmax_entropy
-from ostinato.ops.masking import ClassAttention, kept, least_attended
 from ostinato.ops.trainable import norm_parameters
 from ostinato.registry import METHODS
-
-
-class RemConfig(MethodConfig):
-    """Settings of REM.
-
-    >>> RemConfig().skip
-    3
-    """
-
-    ratios: tuple[float, ...] = Field(
-        (0.0, 0.1, 0.2), description="shares of the most attended tokens masked, rising from 0"
-    )
-    weight: float = Field(1.0, ge=0, description="weight of the entropy ranking")
-    margin: float = Field(0.0, ge=0, description="ranking margin, as a share of ln C")
-    skip: int = Field(3, ge=0, description="last blocks whose norms stay as they are")
 
 
 def mask_consistency(views: list[Tensor]) -> Tensor:
@@ -41,7 +26,7 @@ def mask_consistency(views: list[Tensor]) -> Tensor:
     return torch.stack(terms).sum()
 
 
-def entropy_ranking(views: list[Tensor], margin: float) -> Tensor:
+def _entropy_ranking(views: list[Tensor], margin: float) -> Tensor:
     """An easier view should have no more entropy than a harder one, which is not moved by it."""
     entropies = [softmax_entropy(view) for view in views]
     terms = [
@@ -61,7 +46,20 @@ class Rem(Method):
     torch.Size([8, 5])
     """
 
-    Config = RemConfig
+    class Config(MethodConfig):
+        """Settings of REM.
+
+        >>> Rem.Config().skip
+        3
+        """
+
+        ratios: tuple[float, ...] = Field(
+            (0.0, 0.1, 0.2), description="shares of the most attended tokens masked, rising from 0"
+        )
+        weight: float = Field(1.0, ge=0, description="weight of the entropy ranking")
+        margin: float = Field(0.0, ge=0, description="ranking margin, as a share of ln C")
+        skip: int = Field(3, ge=0, description="last blocks whose norms stay as they are")
+
     info = MethodInfo(
         title="REM",
         paper="Han et al., ICML 2025",
@@ -93,7 +91,7 @@ class Rem(Method):
             with kept(self.model.base, least_attended(scores, ratio)):
                 views.append(self.logits(batch))
         views = [view.float() for view in views]
-        loss = mask_consistency(views) + self.config.weight * entropy_ranking(
+        loss = mask_consistency(views) + self.config.weight * _entropy_ranking(
             views, self.config.margin * math.log(views[0].shape[1])
         )
         return Objective(views[0], loss)

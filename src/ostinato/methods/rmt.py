@@ -22,21 +22,6 @@ from ostinato.ops.teacher import Teacher
 from ostinato.registry import METHODS
 
 
-class RmtConfig(TeacherConfig):
-    """Settings of RMT.
-
-    >>> RmtConfig().prototypes
-    'weights'
-    """
-
-    lr: float = Field(0.01, ge=0, description="learning rate")
-    contrast: float = Field(1.0, ge=0, description="weight of the pull towards prototypes")
-    temperature: float = Field(0.1, gt=0, description="of the contrastive loss")
-    prototypes: Literal["weights", "source"] = Field(
-        "weights", description="rows of the classifier (source-free), or prepared class means"
-    )
-
-
 @METHODS.register("rmt")
 class Rmt(Method):
     """Agree with a slow teacher on the image and on a view of it, close to a class prototype.
@@ -46,7 +31,20 @@ class Rmt(Method):
     torch.Size([8, 5])
     """
 
-    Config = RmtConfig
+    class Config(TeacherConfig):
+        """Settings of RMT.
+
+        >>> Rmt.Config().prototypes
+        'weights'
+        """
+
+        lr: float = Field(0.01, ge=0, description="learning rate")
+        contrast: float = Field(1.0, ge=0, description="weight of the pull towards prototypes")
+        temperature: float = Field(0.1, gt=0, description="of the contrastive loss")
+        prototypes: Literal["weights", "source"] = Field(
+            "weights", description="rows of the classifier (source-free), or prepared class means"
+        )
+
     info = MethodInfo(
         title="RMT",
         paper="Döbler et al., CVPR 2023",
@@ -83,7 +81,7 @@ class Rmt(Method):
                 logits.append(scores)
         every, scores = torch.cat(features), torch.cat(logits)
         chosen = scores.argmax(1) if labels is None else labels.to(scores.device).long()
-        return State({"prototypes": class_means(every, chosen, find_head(model).weight)})
+        return State({"prototypes": _class_means(every, chosen, find_head(model).weight)})
 
     def configure(self) -> None:
         """The teacher, and prototypes that stay."""
@@ -119,8 +117,8 @@ class Rmt(Method):
             ).mean()
         )
         if self.config.contrast > 0:
-            nearest = nearest_prototypes(features, _select_rows(self._prototypes, batch.classes))
-            pull = contrastive_loss([nearest, features, seen], self.config.temperature)
+            nearest = _nearest_prototypes(features, _select_rows(self._prototypes, batch.classes))
+            pull = _contrastive_loss([nearest, features, seen], self.config.temperature)
             loss = loss + self.config.contrast * pull
         return Objective(student + teacher, loss)
 
@@ -135,7 +133,7 @@ class Rmt(Method):
         return features, select_classes(logits, batch.classes).float()
 
 
-def class_means(features: Tensor, labels: Tensor, rows: Tensor) -> Tensor:
+def _class_means(features: Tensor, labels: Tensor, rows: Tensor) -> Tensor:
     """(C, D) mean feature of every class; the classifier's row where a class has no image."""
     total = torch.zeros(rows.shape, device=features.device)
     total.index_add_(0, labels, features.float())
@@ -148,14 +146,14 @@ def _select_rows(prototypes: Tensor, classes: Tensor | None) -> Tensor:
     return prototypes if classes is None else prototypes.index_select(0, classes)
 
 
-def nearest_prototypes(features: Tensor, prototypes: Tensor) -> Tensor:
+def _nearest_prototypes(features: Tensor, prototypes: Tensor) -> Tensor:
     """For each feature the prototype of largest cosine."""
     with torch.no_grad():
         cosine = F.normalize(features, dim=1) @ F.normalize(prototypes, dim=1).T
         return prototypes[cosine.argmax(1)]
 
 
-def contrastive_loss(views: list[Tensor], temperature: float) -> Tensor:
+def _contrastive_loss(views: list[Tensor], temperature: float) -> Tensor:
     """Each item's views attract one another and repel those of all other items.
 
     The mean over anchors of −log of the softmaxed similarity, averaged over an anchor's own other

@@ -17,22 +17,6 @@ from ostinato.ops.trainable import norm_parameters
 from ostinato.registry import METHODS
 
 
-class RoidConfig(SgdConfig):
-    """Settings of ROID.
-
-    >>> RoidConfig().prior_correction
-    True
-    """
-
-    lr: float = Field(2.5e-4, ge=0, description="learning rate")
-    nesterov: bool = Field(True, description="Nesterov's form of the momentum, for sgd")
-    temperature: float = Field(1 / 3, gt=0, description="of the sample weights")
-    ensemble: float = Field(0.99, ge=0, le=1, description="share of the adapted weights kept")
-    mean_momentum: float = Field(0.9, ge=0, le=1, description="of the mean prediction")
-    consistency: bool = Field(True, description="agree with an augmented view")
-    prior_correction: bool = Field(True, description="correct predictions by the batch's prior")
-
-
 @METHODS.register("roid")
 class Roid(Method):
     """Learn from certain and diverse samples, and drift back to the source a little each step.
@@ -42,7 +26,21 @@ class Roid(Method):
     torch.Size([8, 5])
     """
 
-    Config = RoidConfig
+    class Config(SgdConfig):
+        """Settings of ROID.
+
+        >>> Roid.Config().prior_correction
+        True
+        """
+
+        lr: float = Field(2.5e-4, ge=0, description="learning rate")
+        nesterov: bool = Field(True, description="Nesterov's form of the momentum, for sgd")
+        temperature: float = Field(1 / 3, gt=0, description="of the sample weights")
+        ensemble: float = Field(0.99, ge=0, le=1, description="share of the adapted weights kept")
+        mean_momentum: float = Field(0.9, ge=0, le=1, description="of the mean prediction")
+        consistency: bool = Field(True, description="agree with an augmented view")
+        prior_correction: bool = Field(True, description="correct predictions by the batch's prior")
+
     info = MethodInfo(
         title="ROID",
         paper="Marsden et al., WACV 2024",
@@ -71,12 +69,12 @@ class Roid(Method):
         probabilities = logits.detach().softmax(1)
         mean = self.mean.get(logits.shape[1], logits.device)
         assert mean is not None
-        weights = sample_weights(logits.detach(), mean, self.config.temperature)
+        weights = _sample_weights(logits.detach(), mean, self.config.temperature)
         self.mean.update(probabilities)
-        loss = (weights * soft_likelihood_ratio(logits)).sum() / len(batch)
+        loss = (weights * _soft_likelihood_ratio(logits)).sum() / len(batch)
         if self.config.consistency:
             chosen = weights > 0
-            view = roid_view(batch.pixels, self.random.generator)[chosen]
+            view = _roid_view(batch.pixels, self.random.generator)[chosen]
             distance = symmetric_cross_entropy(self.logits(batch, view), logits[chosen])
             loss = loss + (weights[chosen] * distance).sum() / len(batch)
         corrected = correct_prior(logits.detach()) if self.config.prior_correction else logits
@@ -93,18 +91,18 @@ class Roid(Method):
         return moved
 
 
-def roid_view(pixels: Tensor, generator: torch.Generator) -> Tensor:
+def _roid_view(pixels: Tensor, generator: torch.Generator) -> Tensor:
     """The release's view: strong jitter, what moves in is mirrored, neither blur nor noise."""
     return cotta_view(pixels, generator, padding="reflect", grain=False)
 
 
-def soft_likelihood_ratio(logits: Tensor, clip: float = 0.99) -> Tensor:
+def _soft_likelihood_ratio(logits: Tensor, clip: float = 0.99) -> Tensor:
     """−Σ p · log(p / (1 − p)): unlike entropy, its gradient does not vanish for sure samples."""
     p = logits.float().softmax(1).clamp(max=clip)
     return -(p * torch.log(p / (1 - p) + 1e-5)).sum(1)
 
 
-def sample_weights(logits: Tensor, mean: Tensor, temperature: float) -> Tensor:
+def _sample_weights(logits: Tensor, mean: Tensor, temperature: float) -> Tensor:
     """exp(diversity · certainty / temperature), zero for the less diverse samples.
 
     Diversity is one minus the cosine with the mean prediction, certainty the negative entropy,

@@ -19,22 +19,6 @@ from ostinato.ops.trainable import norm_parameters
 from ostinato.registry import METHODS
 
 
-class SarConfig(EntropyConfig):
-    """Settings of SAR.
-
-    >>> SarConfig().predict
-    'before'
-    """
-
-    lr: float = Field(1e-3, ge=0, description="learning rate for 64 images; follows the batch")
-    kappa: float = Field(0.4, gt=0, description="entropy bound, times ln C")
-    radius: float = Field(0.05, ge=0, description="how far the climb goes")
-    recover_below: float = Field(0.2, description="average loss at which the model starts over")
-    first_blocks: int | None = Field(
-        9, ge=1, description="blocks whose norms move; None: every norm"
-    )
-
-
 @METHODS.register("sar")
 class Sar(Method):
     """Minimise reliable entropy where the loss is flat; start over when it gets too low.
@@ -44,7 +28,21 @@ class Sar(Method):
     torch.Size([8, 5])
     """
 
-    Config = SarConfig
+    class Config(EntropyConfig):
+        """Settings of SAR.
+
+        >>> Sar.Config().predict
+        'before'
+        """
+
+        lr: float = Field(1e-3, ge=0, description="learning rate for 64 images; follows the batch")
+        kappa: float = Field(0.4, gt=0, description="entropy bound, times ln C")
+        radius: float = Field(0.05, ge=0, description="how far the climb goes")
+        recover_below: float = Field(0.2, description="average loss at which the model starts over")
+        first_blocks: int | None = Field(
+            9, ge=1, description="blocks whose norms move; None: every norm"
+        )
+
     info = MethodInfo(
         title="SAR",
         paper="Niu et al., ICLR 2023",

@@ -15,16 +15,6 @@ from ostinato.ops.snapshot import State
 from ostinato.registry import METHODS
 
 
-class T3aConfig(MethodConfig):
-    """Settings of T3A.
-
-    >>> T3aConfig().supports
-    20
-    """
-
-    supports: int = Field(20, ge=1, description="surest features kept for each class")
-
-
 class _Supports:
     """Features with their labels and entropies, the surest few of each class."""
 
@@ -36,7 +26,7 @@ class _Supports:
         """Take features in and let go of the least sure."""
         held = (self.features, self.labels, self.entropies)
         both = [torch.cat(pair) for pair in zip(held, (features, labels, entropies), strict=True)]
-        keep = surest(both[1], both[2], self.most)
+        keep = _surest(both[1], both[2], self.most)
         self.features, self.labels, self.entropies = (values[keep] for values in both)
 
     def templates(self, classes: int) -> Tensor:
@@ -78,7 +68,15 @@ class T3a(Method):
     torch.Size([8, 5])
     """
 
-    Config = T3aConfig
+    class Config(MethodConfig):
+        """Settings of T3A.
+
+        >>> T3a.Config().supports
+        20
+        """
+
+        supports: int = Field(20, ge=1, description="surest features kept for each class")
+
     info = MethodInfo(
         title="T3A",
         paper="Iwasawa and Matsuo, NeurIPS 2021",
@@ -120,10 +118,10 @@ class T3a(Method):
         return Objective(select_classes(scores, batch.classes))
 
 
-def surest(labels: Tensor, entropies: Tensor, most: int) -> Tensor:
+def _surest(labels: Tensor, entropies: Tensor, most: int) -> Tensor:
     """Positions of the `most` lowest entropies of every label, in order of label.
 
-    >>> surest(torch.tensor([1, 0, 1, 1]), torch.tensor([0.3, 0.9, 0.1, 0.2]), 2).tolist()
+    >>> _surest(torch.tensor([1, 0, 1, 1]), torch.tensor([0.3, 0.9, 0.1, 0.2]), 2).tolist()
     [1, 2, 3]
     """
     order = entropies.argsort(stable=True)

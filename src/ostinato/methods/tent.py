@@ -15,19 +15,6 @@ from ostinato.ops.trainable import norm_parameters
 from ostinato.registry import METHODS
 
 
-class TentConfig(EntropyConfig):
-    """Settings of TENT.
-
-    >>> TentConfig().predict
-    'before'
-    """
-
-    lr: float = Field(1e-4, ge=0, description="learning rate")
-    labels: Literal["soft", "hard"] = Field(
-        "soft", description="entropy, or cross-entropy with the prediction's own hard labels"
-    )
-
-
 @METHODS.register("tent")
 class Tent(Method):
     """Minimise the mean entropy of all predictions over the affine norm parameters.
@@ -37,7 +24,18 @@ class Tent(Method):
     torch.Size([8, 5])
     """
 
-    Config = TentConfig
+    class Config(EntropyConfig):
+        """Settings of TENT.
+
+        >>> Tent.Config().predict
+        'before'
+        """
+
+        lr: float = Field(1e-4, ge=0, description="learning rate")
+        labels: Literal["soft", "hard"] = Field(
+            "soft", description="entropy, or cross-entropy with the prediction's own hard labels"
+        )
+
     info = MethodInfo(
         title="TENT (continual)",
         paper="Wang et al., ICLR 2021",

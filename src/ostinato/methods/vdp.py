@@ -20,22 +20,6 @@ from ostinato.registry import METHODS
 from ostinato.types import Decision
 
 
-class VdpConfig(MethodConfig):
-    """Settings of VDP.
-
-    >>> VdpConfig().damping
-    0.001
-    """
-
-    lr: float = Field(1e-3, ge=0, description="learning rate")
-    size: int = Field(56, ge=1, description="pixels along a prompt's side, as learned")
-    share: float = Field(0.25, gt=0, le=1, description="share of the image's side it covers")
-    ema: float = Field(0.999, ge=0, le=1, description="share of itself the teacher keeps")
-    homeostasis: float = Field(1.0, ge=0, description="weight of the domain-agnostic prompt's pull")
-    jump: float = Field(0.1, gt=0, description="fall of mean confidence that means a new domain")
-    damping: float = Field(1e-3, gt=0, description="keeps sensitivities finite")
-
-
 class _PromptedInput(nn.Module):
     """Pixels with both prompts upon them, into a frozen model.
 
@@ -57,13 +41,13 @@ class _PromptedInput(nn.Module):
         return logits
 
 
-class Homeostasis:
+class _Homeostasis:
     """How sensitive each value of a prompt was in past domains, and where it stood.
 
     Within a domain it gathers −gradient · change, what each value contributed to the loss's fall.
     At the domain's end that is divided by the squared total change and added to the weights.
 
-    >>> memory = Homeostasis(torch.zeros(1), damping=0.0)
+    >>> memory = _Homeostasis(torch.zeros(1), damping=0.0)
     >>> memory.record(gradient=torch.tensor([-2.0]), change=torch.tensor([0.5]))
     >>> memory.close(torch.tensor([0.5]))
     >>> float(memory.pull(torch.tensor([1.5])))  # sensitivity 1 / 0.25, one away
@@ -120,7 +104,25 @@ class Vdp(Method):
     torch.Size([8, 5])
     """
 
-    Config = VdpConfig
+    class Config(MethodConfig):
+        """Settings of VDP.
+
+        >>> Vdp.Config().damping
+        0.001
+        """
+
+        lr: float = Field(1e-3, ge=0, description="learning rate")
+        size: int = Field(56, ge=1, description="pixels along a prompt's side, as learned")
+        share: float = Field(0.25, gt=0, le=1, description="share of the image's side it covers")
+        ema: float = Field(0.999, ge=0, le=1, description="share of itself the teacher keeps")
+        homeostasis: float = Field(
+            1.0, ge=0, description="weight of the domain-agnostic prompt's pull"
+        )
+        jump: float = Field(
+            0.1, gt=0, description="fall of mean confidence that means a new domain"
+        )
+        damping: float = Field(1e-3, gt=0, description="keeps sensitivities finite")
+
     info = MethodInfo(
         title="VDP",
         paper="Gan et al., AAAI 2023",
@@ -145,7 +147,7 @@ class Vdp(Method):
         self.student.to(self.model.device)
         self.teacher = self.track("teacher", Teacher(self.student, self.trainable(), config.ema))
         agnostic = self.student.agnostic
-        self.memory = self.track("memory", Homeostasis(agnostic, config.damping))
+        self.memory = self.track("memory", _Homeostasis(agnostic, config.damping))
         self.seen = self.track("seen", Scalars(confidence=None))
 
     def trainable(self) -> dict[str, nn.Parameter]:

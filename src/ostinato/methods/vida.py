@@ -8,11 +8,11 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from ostinato.methods._adapters import Adapted, beside_attention
 from ostinato.methods._settings import TeacherConfig, WarmedConfig
 from ostinato.methods._warmed import Warmed
 from ostinato.methods.base import Input, MethodInfo, Objective
 from ostinato.models import VisionModel
-from ostinato.ops.adapters import Adapted, beside_attention
 from ostinato.ops.augment import cotta_view
 from ostinato.ops.consistency import symmetric_cross_entropy
 from ostinato.ops.heads import select_classes
@@ -23,30 +23,10 @@ from ostinato.registry import METHODS
 from ostinato.types import Decision
 
 
-class VidaConfig(TeacherConfig, WarmedConfig):
-    """Settings of ViDA.
-
-    >>> VidaConfig(low_rank=2).high_rank
-    128
-    """
-
-    lr: float = Field(5e-7, ge=0, description="learning rate of the model")
-    adapter_lr: float = Field(2e-7, ge=0, description="learning rate of the adapters")
-    low_rank: int = Field(1, ge=1, description="rank of the domain-specific adapters")
-    high_rank: int = Field(128, ge=1, description="rank of the domain-agnostic adapters")
-    ema: float = Field(0.999, ge=0, le=1, description="share the teacher's model keeps")
-    adapter_ema: float = Field(0.8, ge=0, le=1, description="share the teacher's adapters keep")
-    views: int = Field(10, ge=2, description="augmented views an uncertainty is taken from")
-    uncertainty_scale: float = Field(0.1, gt=0, description="times the variance of the logits")
-    threshold: float = Field(0.2, ge=0, description="uncertainty from which the high rank leads")
-    restore: float = Field(0.0, ge=0, le=1, description="probability to restore a source value")
-    warm_held: float = Field(0.2, ge=0, lt=1, description="share of images that ends it in time")
-
-
-def scales_for(uncertainty: float, threshold: float) -> tuple[float, float]:
+def _scales_for(uncertainty: float, threshold: float) -> tuple[float, float]:
     """The low and the high rank's scale: an unsure model leans on the high rank.
 
-    >>> scales_for(0.25, threshold=0.2), scales_for(0.125, threshold=0.2)
+    >>> _scales_for(0.25, threshold=0.2), _scales_for(0.125, threshold=0.2)
     ((0.75, 1.25), (1.125, 0.875))
     """
     sign = 1 if uncertainty >= threshold else -1
@@ -62,7 +42,29 @@ class Vida(Warmed):
     torch.Size([8, 5])
     """
 
-    Config = VidaConfig
+    class Config(TeacherConfig, WarmedConfig):
+        """Settings of ViDA.
+
+        >>> Vida.Config(low_rank=2).high_rank
+        128
+        """
+
+        lr: float = Field(5e-7, ge=0, description="learning rate of the model")
+        adapter_lr: float = Field(2e-7, ge=0, description="learning rate of the adapters")
+        low_rank: int = Field(1, ge=1, description="rank of the domain-specific adapters")
+        high_rank: int = Field(128, ge=1, description="rank of the domain-agnostic adapters")
+        ema: float = Field(0.999, ge=0, le=1, description="share the teacher's model keeps")
+        adapter_ema: float = Field(0.8, ge=0, le=1, description="share the teacher's adapters keep")
+        views: int = Field(10, ge=2, description="augmented views an uncertainty is taken from")
+        uncertainty_scale: float = Field(0.1, gt=0, description="times the variance of the logits")
+        threshold: float = Field(
+            0.2, ge=0, description="uncertainty from which the high rank leads"
+        )
+        restore: float = Field(0.0, ge=0, le=1, description="probability to restore a source value")
+        warm_held: float = Field(
+            0.2, ge=0, lt=1, description="share of images that ends it in time"
+        )
+
     info = MethodInfo(
         title="ViDA",
         paper="Liu et al., ICLR 2024",
@@ -122,7 +124,7 @@ class Vida(Warmed):
 
     def objective(self, batch: Input) -> Objective:
         """Weigh the ranks, then follow the teacher."""
-        low, high = scales_for(self._uncertainty(batch), self.config.threshold)
+        low, high = _scales_for(self._uncertainty(batch), self.config.threshold)
         self._scale(low, high)
         wanted = self._teach(batch, batch.pixels)
         mine = self.logits(batch).float()

@@ -8,31 +8,14 @@ from torch import Tensor, nn
 
 from ostinato.methods._levelled import Levelled
 from ostinato.methods._settings import VectorsConfig
+from ostinato.methods._shifts import ShiftDetector
+from ostinato.methods._vectors import DomainVectors, assign, flat, parts
 from ostinato.methods.base import Input, MethodInfo, Objective
 from ostinato.ops.heads import select_classes
 from ostinato.ops.losses import softmax_entropy
-from ostinato.ops.shifts import ShiftDetector
 from ostinato.ops.trainable import norm_parameters
-from ostinato.ops.vectors import DomainVectors, assign, flat, parts
 from ostinato.registry import METHODS
 from ostinato.types import Decision
-
-
-class ZoaConfig(VectorsConfig):
-    """Settings of ZOA.
-
-    >>> ZoaConfig().margin
-    0.01
-    """
-
-    lr: float = Field(5e-4, ge=0, description="learning rate of what is beside the mix")
-    probe: float = Field(0.02, gt=0, description="length of a trial step")
-    mix_lr: float = Field(0.01, ge=0, description="learning rate of the mix")
-    mix_probe: float = Field(0.05, gt=0, description="length of a trial step of the mix")
-    mix_scale: float = Field(10.0, gt=0, description="steepness of the mix")
-    weight: float = Field(30.0, ge=0, description="lambda of the gap to the source's features")
-    rate: float = Field(0.1, gt=0, le=1, description="share of a batch in the target's mean")
-    vectors: int = Field(32, ge=1, description="domain vectors kept; one of two alike is let go")
 
 
 @METHODS.register("zoa")
@@ -44,7 +27,24 @@ class Zoa(Levelled):
     torch.Size([8, 5])
     """
 
-    Config = ZoaConfig
+    class Config(VectorsConfig):
+        """Settings of ZOA.
+
+        >>> Zoa.Config().margin
+        0.01
+        """
+
+        lr: float = Field(5e-4, ge=0, description="learning rate of what is beside the mix")
+        probe: float = Field(0.02, gt=0, description="length of a trial step")
+        mix_lr: float = Field(0.01, ge=0, description="learning rate of the mix")
+        mix_probe: float = Field(0.05, gt=0, description="length of a trial step of the mix")
+        mix_scale: float = Field(10.0, gt=0, description="steepness of the mix")
+        weight: float = Field(30.0, ge=0, description="lambda of the gap to the source's features")
+        rate: float = Field(0.1, gt=0, le=1, description="share of a batch in the target's mean")
+        vectors: int = Field(
+            32, ge=1, description="domain vectors kept; one of two alike is let go"
+        )
+
     info = MethodInfo(
         title="ZOA",
         paper="Deng et al., ACM MM 2025",
@@ -124,8 +124,8 @@ class Zoa(Levelled):
         config, bank = self.config, self.bank
         weights, mix = flat(self.moving), bank.mix()
         rest = weights - self.source - mix
-        tried = two_sided(len(weights), self.random.generator).to(weights.device)
-        tried_mix = two_sided(len(bank), self.random.generator).to(weights.device)
+        tried = _two_sided(len(weights), self.random.generator).to(weights.device)
+        tried_mix = _two_sided(len(bank), self.random.generator).to(weights.device)
         alphas = bank.alphas.clone()
         try:
             bank.alphas[: len(bank)] += config.mix_probe * tried_mix
@@ -160,7 +160,7 @@ class Zoa(Levelled):
         self.events.append("kept the weights of a domain")
 
 
-def two_sided(size: int, generator: torch.Generator) -> Tensor:
+def _two_sided(size: int, generator: torch.Generator) -> Tensor:
     """Numbers drawn evenly from [−1, −½] and [½, 1], so that none is near zero."""
     far = (1 + torch.rand(size, generator=generator)) / 2
     return far * (2 * torch.randint(2, (size,), generator=generator) - 1)

@@ -1,7 +1,7 @@
 """Models: what adaptation needs to know of one, views of it, and loading one by its name."""
 
-from ostinato.models.outputs import logits_of
-from ostinato.models.vision import (
+from ostinato.models._outputs import count_outputs, logits_of
+from ostinato.models._vision import (
     HALF,
     IMAGENET,
     Normalize,
@@ -22,6 +22,7 @@ __all__ = [
     "VisionModel",
     "check_classes",
     "check_module",
+    "count_outputs",
     "fingerprint",
     "input_convention",
     "logits_of",

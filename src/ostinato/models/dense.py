@@ -19,10 +19,10 @@ from ostinato.ops.views import Viewed, mean_probabilities
 _SCALES = (0.5, 0.75, 1.0, 1.25, 1.5, 1.75)
 
 
-def window_starts(length: int, size: int, stride: int) -> list[int]:
+def _window_starts(length: int, size: int, stride: int) -> list[int]:
     """Where windows begin along one side; the last one ends with the image.
 
-    >>> window_starts(10, 4, 3), window_starts(11, 4, 3), window_starts(3, 4, 3)
+    >>> _window_starts(10, 4, 3), _window_starts(11, 4, 3), _window_starts(3, 4, 3)
     ([0, 3, 6], [0, 3, 6, 7], [0])
     """
     last = max(length - size, 0)
@@ -94,8 +94,8 @@ class SlidingWindow(Viewed):
         (h, w), (down, right) = self.size, self.stride
         return [
             (slice(top, top + min(h, height)), slice(left, left + min(w, width)))
-            for top in window_starts(height, h, down)
-            for left in window_starts(width, w, right)
+            for top in _window_starts(height, h, down)
+            for left in _window_starts(width, w, right)
         ]
 
     def forward(self, images: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ _TRAINED = {
 """Models that nobody publishes, and what trains them."""
 
 
-class ModelSpec(Protocol):
+class _ModelSpec(Protocol):
     """What loading reads of a spec: a model, its weights, and the views it is shown."""
 
     @property
@@ -61,7 +61,7 @@ class ModelSpec(Protocol):
         """Whether it also sees mirrored ones."""
 
 
-def check_model(spec: ModelSpec) -> None:
+def check_model(spec: _ModelSpec) -> None:
     """Refuse a model or a checkpoint that does not exist, before anything is built."""
     if spec.weights not in (None, RANDOM) and not Path(str(spec.weights)).exists():
         raise ConfigError(f"There is no checkpoint {spec.weights}. {_nearest(str(spec.weights))}")
@@ -92,7 +92,7 @@ def check_model(spec: ModelSpec) -> None:
         )
 
 
-def load_model(spec: ModelSpec) -> nn.Module:
+def load_model(spec: _ModelSpec) -> nn.Module:
     """The source model in eval mode, on the spec's device, with the spec's window and views."""
     model = _load_plain(spec)
     if spec.window is not None:
@@ -102,7 +102,7 @@ def load_model(spec: ModelSpec) -> nn.Module:
     return model
 
 
-def _load_plain(spec: ModelSpec) -> nn.Module:
+def _load_plain(spec: _ModelSpec) -> nn.Module:
     if spec.model == EMBEDDED:
         from ostinato.data.embedded import embedded_model
 
@@ -113,7 +113,7 @@ def _load_plain(spec: ModelSpec) -> nn.Module:
     return model.eval().to(spec.device)
 
 
-def _timm(spec: ModelSpec) -> nn.Module:
+def _timm(spec: _ModelSpec) -> nn.Module:
     import timm
 
     more: dict[str, Any] = {} if spec.num_classes is None else {"num_classes": spec.num_classes}
@@ -153,7 +153,7 @@ def _shape(name: str) -> Any:
     """The configuration of a model that is here or whose name tells it; no network is asked."""
     from transformers import AutoConfig, SegformerConfig
 
-    from ostinato.models.shapes import shape_of
+    from ostinato.models._shapes import shape_of
 
     try:
         return AutoConfig.from_pretrained(name, local_files_only=True)
@@ -161,7 +161,7 @@ def _shape(name: str) -> Any:
         return SegformerConfig(**shape_of(name))
 
 
-def _hugging_face(spec: ModelSpec) -> nn.Module:
+def _hugging_face(spec: _ModelSpec) -> nn.Module:
     from transformers import AutoModelForSemanticSegmentation
 
     if spec.weights == RANDOM:

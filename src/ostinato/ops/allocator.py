@@ -17,14 +17,14 @@ _SELDOM = 8
 
 
 @dataclass
-class Held:
+class _Held:
     """What is known of this process's memory.
 
     Attributes:
         rest: bytes when free pages last went back, or less if there has been less since.
         turns: how many times they may go back before batches have to go by again.
 
-    >>> Held().turns
+    >>> _Held().turns
     8.0
     """
 
@@ -32,7 +32,7 @@ class Held:
     turns: float = float(_SELDOM)
 
 
-_held = Held()
+_held = _Held()
 
 
 @cache
@@ -57,7 +57,7 @@ def give_back() -> bool:
     if trim is None:
         return False
     found = bool(trim(0))
-    _held.rest = resident()
+    _held.rest = _resident()
     return found
 
 
@@ -70,7 +70,7 @@ def hold_little() -> bool:
     pages go back after one in eight, so that getting them again costs little. Takes microseconds
     where nothing is due.
     """
-    now = resident()
+    now = _resident()
     if not now or _trim() is None:
         return False
     rest = _held.rest = now if _held.rest is None else min(_held.rest, now)
@@ -82,7 +82,7 @@ def hold_little() -> bool:
     return True
 
 
-def resident() -> int:
+def _resident() -> int:
     """Bytes of this process that are in memory; 0 where the system does not tell."""
     try:
         return int(_STATM.read_bytes().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -18,15 +18,15 @@ from torch.nn import functional as F
 _GREY = (0.299, 0.587, 0.114)
 _SHIFT = 1 / 8
 """Of a side: the releases move an image by up to 1/16 after padding it to twice its size."""
-Padding = Literal["edge", "reflect"]
+_Padding = Literal["edge", "reflect"]
 """What lies beyond the border: the edge's own value, or the image mirrored at its edge."""
 
 
 @dataclass(frozen=True)
-class Strength:
+class _Strength:
     """How far a view may go: half-widths of the ranges that factors are drawn from.
 
-    >>> gentle = Strength(0.2, 0.1, 0.1, 0.02, 0.1, degrees=4.0, scale=0.05, blur=0.25)
+    >>> gentle = _Strength(0.2, 0.1, 0.1, 0.02, 0.1, degrees=4.0, scale=0.05, blur=0.25)
     >>> gentle.noise
     0.005
     """
@@ -42,8 +42,8 @@ class Strength:
     noise: float = 0.005
 
 
-_SOFT = Strength(0.2, 0.15, 0.25, 0.03, 0.15, 8.0, 0.05, 0.25)
-STRONG = Strength(0.4, 0.3, 0.5, 0.06, 0.3, 15.0, 0.1, 0.5)
+_SOFT = _Strength(0.2, 0.15, 0.25, 0.03, 0.15, 8.0, 0.05, 0.25)
+_STRONG = _Strength(0.4, 0.3, 0.5, 0.06, 0.3, 15.0, 0.1, 0.5)
 
 
 def cotta_view(
@@ -51,7 +51,7 @@ def cotta_view(
     generator: torch.Generator,
     *,
     strong: bool = True,
-    padding: Padding = "edge",
+    padding: _Padding = "edge",
     shift: float = _SHIFT,
     grain: bool = True,
 ) -> Tensor:
@@ -73,10 +73,10 @@ def cotta_view(
     >>> one.shape, bool((one == two).all()), bool((one >= 0).all() and (one <= 1).all())
     (torch.Size([2, 3, 8, 8]), True, True)
     """
-    by = STRONG if strong else _SOFT
+    by = _STRONG if strong else _SOFT
     view = pixels.float().clamp(0, 1)
     view = _colour_jitter(view, generator, by)
-    view = random_affine(view, generator, by, padding, shift)
+    view = _random_affine(view, generator, by, padding, shift)
     if not grain:
         return _random_flip(view, generator)
     view = gaussian_blur(view, _uniform(view, generator, 0.001, by.blur))
@@ -141,7 +141,7 @@ def scaled_views(
     return views
 
 
-def _colour_jitter(pixels: Tensor, generator: torch.Generator, by: Strength) -> Tensor:
+def _colour_jitter(pixels: Tensor, generator: torch.Generator, by: _Strength) -> Tensor:
     """Brightness, contrast, saturation, hue and gamma, in an order drawn anew."""
     for step in torch.randperm(5, generator=generator).tolist():
         if step == 0:
@@ -153,7 +153,7 @@ def _colour_jitter(pixels: Tensor, generator: torch.Generator, by: Strength) -> 
             grey = _grey(pixels)
             pixels = grey + _factor(pixels, generator, by.saturation) * (pixels - grey)
         elif step == 3:
-            pixels = shift_hue(pixels, _uniform(pixels, generator, -by.hue, by.hue))
+            pixels = _shift_hue(pixels, _uniform(pixels, generator, -by.hue, by.hue))
         else:
             # The small floor keeps the power's behaviour tame at black.
             pixels = pixels.clamp_min(1e-8) ** _factor(pixels, generator, by.gamma)
@@ -161,11 +161,11 @@ def _colour_jitter(pixels: Tensor, generator: torch.Generator, by: Strength) -> 
     return pixels
 
 
-def shift_hue(pixels: Tensor, turns: Tensor) -> Tensor:
+def _shift_hue(pixels: Tensor, turns: Tensor) -> Tensor:
     """Turn the hue of each image by so many full turns of the colour wheel.
 
     >>> red = torch.tensor([1.0, 0.0, 0.0]).view(1, 3, 1, 1)
-    >>> shift_hue(red, torch.tensor([1 / 3])).flatten().round(decimals=4).tolist()
+    >>> _shift_hue(red, torch.tensor([1 / 3])).flatten().round(decimals=4).tolist()
     [0.0, 1.0, 0.0]
     """
     red, green, blue = pixels.unbind(1)
@@ -186,11 +186,11 @@ def shift_hue(pixels: Tensor, turns: Tensor) -> Tensor:
     return torch.stack(channels, 1)
 
 
-def random_affine(
+def _random_affine(
     pixels: Tensor,
     generator: torch.Generator,
-    by: Strength,
-    padding: Padding = "edge",
+    by: _Strength,
+    padding: _Padding = "edge",
     shift: float = _SHIFT,
 ) -> Tensor:
     """Turn, move (by whole pixels) and scale every image about its centre."""
@@ -199,16 +199,16 @@ def random_affine(
     right = (_uniform(pixels, generator, -shift, shift) * width).round() / width
     down = (_uniform(pixels, generator, -shift, shift) * height).round() / height
     scale = _uniform(pixels, generator, 1 - by.scale, 1 + by.scale)
-    return affine(pixels, angle, right, down, scale, padding)
+    return _affine(pixels, angle, right, down, scale, padding)
 
 
-def affine(
+def _affine(
     pixels: Tensor,
     angle: Tensor,
     right: Tensor,
     down: Tensor,
     scale: Tensor,
-    padding: Padding = "edge",
+    padding: _Padding = "edge",
 ) -> Tensor:
     """Turn by `angle` (radians), scale, then move by shares of width and height; one per image."""
     height, width = pixels.shape[-2:]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ostinato.ops.expect import Expected, Like, count
+from ostinato.ops.expect import Expected, Kind, Like
 from ostinato.ops.snapshot import State
 
 
@@ -55,7 +55,7 @@ class ClassMean:
         """A mean of probabilities over as many classes as it says; none where it says none."""
         classes = int(state.values["classes"])
         mean = {"mean": Like((classes,), low=0, high=1 + 1e-3)} if classes else {}
-        return Expected(mean, {"classes": count()})
+        return Expected(mean, {"classes": Kind.count()})
 
     def import_state(self, state: State) -> None:
         """Continue from there."""

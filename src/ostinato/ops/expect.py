@@ -10,7 +10,7 @@ import json
 import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -22,126 +22,147 @@ if TYPE_CHECKING:
 
 LARGEST = 1 << 53
 """Whole numbers above this are no counts: JSON readers differ on them."""
-
-
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
-class Kind(NamedTuple):
-    """A kind of JSON value: in words, and as a test.
+@dataclass(frozen=True)
+class Kind:
+    """A kind of JSON value: in words, and as a test; those in use have a constructor each.
 
     >>> Kind("a name", lambda value: isinstance(value, str)).fits("fog")
     True
+    >>> Kind.listed(Kind.count(), 2).fits([1, 2]), Kind.listed(Kind.count(), 2).fits([1])
+    (True, False)
     """
 
     words: str
     fits: Callable[[Any], bool]
 
+    @classmethod
+    def count(cls, low: int = 0, high: int = LARGEST) -> Kind:
+        """A whole number in a range.
 
-def count(low: int = 0, high: int = LARGEST) -> Kind:
-    """A whole number in a range.
+        >>> [Kind.count().fits(value) for value in (3, True, -1, 1.0)]
+        [True, False, False, False]
+        """
+        return cls(
+            f"a whole number from {low} to {high}",
+            lambda value: (
+                isinstance(value, int) and type(value) is not bool and low <= value <= high
+            ),
+        )
 
-    >>> count().fits(3), count().fits(True), count().fits(-1), count().fits(1.0)
-    (True, False, False, False)
-    """
-    return Kind(
-        f"a whole number from {low} to {high}",
-        lambda value: isinstance(value, int) and type(value) is not bool and low <= value <= high,
-    )
+    @classmethod
+    def number(cls, low: float = -math.inf, high: float = math.inf) -> Kind:
+        """A finite number in a range, whole or not."""
+        return cls(
+            f"a finite number from {low} to {high}",
+            lambda value: (
+                isinstance(value, int | float)
+                and type(value) is not bool
+                and low <= value <= high
+                and abs(value) < math.inf
+            ),
+        )
 
+    @classmethod
+    def exactly(cls, wanted: Any) -> Kind:
+        """One value, of the very type all through.
 
-def number(low: float = -math.inf, high: float = math.inf) -> Kind:
-    """A finite number in a range, whole or not."""
-    return Kind(
-        f"a finite number from {low} to {high}",
-        lambda value: (
-            isinstance(value, int | float)
-            and type(value) is not bool
-            and low <= value <= high
-            and abs(value) < math.inf
-        ),
-    )
+        >>> Kind.exactly([1]).fits([1]), Kind.exactly([1]).fits([True]), Kind.exactly(1).fits(1.0)
+        (True, False, False)
+        """
+        text = json.dumps(wanted, sort_keys=True)
+        return cls(repr(wanted), lambda value: json.dumps(value, sort_keys=True) == text)
 
+    @classmethod
+    def optional(cls, kind: Kind) -> Kind:
+        """None, or a value of a kind."""
+        return cls(f"none or {kind.words}", lambda value: value is None or kind.fits(value))
 
-def exactly(wanted: Any) -> Kind:
-    """One value, of the very type all through.
+    @classmethod
+    def listed(cls, kind: Kind, length: int | None = None) -> Kind:
+        """A list of values of a kind."""
+        return cls(
+            f"a list of {'' if length is None else f'{length} '}{kind.words}",
+            lambda value: (
+                isinstance(value, list)
+                and length in (None, len(value))
+                and all(kind.fits(one) for one in value)
+            ),
+        )
 
-    >>> exactly([1]).fits([1]), exactly([1]).fits([True]), exactly(1).fits(1.0)
-    (True, False, False)
-    """
-    text = json.dumps(wanted, sort_keys=True)
-    return Kind(repr(wanted), lambda value: json.dumps(value, sort_keys=True) == text)
+    @classmethod
+    def mapped(cls, kind: Kind, keys: Collection[str] | None = None) -> Kind:
+        """Values of a kind by whole numbers (as words, for JSON has no other names), or by `keys`.
 
+        >>> [Kind.mapped(Kind.count()).fits(value) for value in ({"0": 3}, {"a": 3}, [3])]
+        [True, False, False]
+        """
+        return cls(
+            f"{kind.words} for each of {'some numbers' if keys is None else sorted(keys)}",
+            lambda value: (
+                isinstance(value, dict)
+                and (
+                    all(_is_name(key) for key in value) if keys is None else set(keys) == set(value)
+                )
+                and all(kind.fits(one) for one in value.values())
+            ),
+        )
 
-def optional(kind: Kind) -> Kind:
-    """None, or a value of a kind."""
-    return Kind(f"none or {kind.words}", lambda value: value is None or kind.fits(value))
+    @classmethod
+    def one_of(cls, options: Collection[int]) -> Kind:
+        """One of these whole numbers."""
+        return cls(
+            f"one of {sorted(options)}", lambda value: type(value) is int and value in options
+        )
 
+    @classmethod
+    def ids(cls, low: int = 0) -> Kind:
+        """A list of whole numbers, none of them twice."""
+        many = cls.listed(cls.count(low))
+        return cls(
+            f"different whole numbers from {low}",
+            lambda value: many.fits(value) and len(set(value)) == len(value),
+        )
 
-def listed(kind: Kind, length: int | None = None) -> Kind:
-    """A list of values of a kind.
+    @classmethod
+    def flag(cls) -> Kind:
+        """True or false."""
+        return cls("true or false", lambda value: type(value) is bool)
 
-    >>> listed(count(), 2).fits([1, 2]), listed(count(), 2).fits([1])
-    (True, False)
-    """
-    return Kind(
-        f"a list of {'' if length is None else f'{length} '}{kind.words}",
-        lambda value: (
-            isinstance(value, list)
-            and length in (None, len(value))
-            and all(kind.fits(one) for one in value)
-        ),
-    )
+    @classmethod
+    def form(cls) -> Kind:
+        """A tensor's type and sizes, as `Like.form` tells them."""
+        return cls("a type and sizes", _is_form)
 
+    @classmethod
+    def like(cls, start: Any) -> Kind:
+        """Whatever type a value starts with; None is a number or a size that comes later.
 
-def mapped(kind: Kind, keys: Collection[str] | None = None) -> Kind:
-    """Values of a kind by whole numbers (as words, for JSON knows no other names), or by `keys`.
-
-    >>> mapped(count()).fits({"0": 3}), mapped(count()).fits({"a": 3}), mapped(count()).fits([3])
-    (True, False, False)
-    """
-    return Kind(
-        f"{kind.words} for each of {'some numbers' if keys is None else sorted(keys)}",
-        lambda value: (
-            isinstance(value, dict)
-            and (all(_is_name(key) for key in value) if keys is None else set(keys) == set(value))
-            and all(kind.fits(one) for one in value.values())
-        ),
-    )
-
-
-def one_of(options: Collection[int]) -> Kind:
-    """One of these whole numbers."""
-    return Kind(f"one of {sorted(options)}", lambda value: type(value) is int and value in options)
-
-
-def ids(low: int = 0) -> Kind:
-    """A list of whole numbers, none of them twice."""
-    return Kind(
-        f"different whole numbers from {low}",
-        lambda value: listed(count(low)).fits(value) and len(set(value)) == len(value),
-    )
-
-
-FLAG = Kind("true or false", lambda value: type(value) is bool)
+        >>> [Kind.like(0).fits(-1), Kind.like(None).fits(None)]
+        [False, True]
+        >>> [Kind.like(None).fits(value) for value in ([32, 32], [0])]
+        [True, False]
+        """
+        if start is None or isinstance(start, list | tuple):
+            either = (cls.optional(cls.number()), cls.listed(cls.count(low=1)))
+            return cls("none, a number or a size", lambda v: any(k.fits(v) for k in either))
+        if isinstance(start, bool | str):
+            return cls(type(start).__name__, lambda value: type(value) is type(start))
+        return cls.count() if isinstance(start, int) else cls.number()
 
 
 def _is_name(key: object) -> bool:
     return isinstance(key, str) and key.isascii() and key.isdecimal() and str(int(key)) == key
 
 
-def like(start: Any) -> Kind:
-    """Whatever has the type that a value starts with; None is a number or a size that comes later.
+def _is_form(value: Any) -> bool:
+    names = [str(dtype).removeprefix("torch.") for dtype in _FLOATS]
+    return isinstance(value, list) and value[:1] in [[n] for n in names] and _SIZES.fits(value[1:])
 
-    >>> like(0).fits(-1), like(None).fits(None), like(None).fits([32, 32]), like(None).fits([0])
-    (False, True, True, False)
-    """
-    if start is None or isinstance(start, list | tuple):
-        either = (optional(number()), listed(count(low=1)))
-        return Kind("none, a number or a size", lambda v: any(k.fits(v) for k in either))
-    if isinstance(start, bool | str):
-        return Kind(type(start).__name__, lambda value: type(value) is type(start))
-    return count() if isinstance(start, int) else number()
+
+_SIZES = Kind.listed(Kind.count(low=1))
 
 
 @dataclass(frozen=True)
@@ -172,32 +193,23 @@ class Like:
 
     @classmethod
     def told(cls, told: Any, low: float = -math.inf, high: float = math.inf) -> Like:
-        """Of the `form` that the state itself tells.
+        """Of the form that the state itself tells.
 
         >>> Like.told(["float32", 2, 3]).shape
         (2, 3)
         """
-        if not FORM.fits(told):
+        if not Kind.form().fits(told):
             raise ValueError(f"{told!r:.40} is no form of a tensor")
         return cls(tuple(told[1:]), getattr(torch, told[0]), low, high)
 
+    @staticmethod
+    def form(tensor: Tensor) -> list[Any]:
+        """A tensor's type and sizes, for a state to tell where they are not the same in all states.
 
-def form(tensor: Tensor) -> list[Any]:
-    """A tensor's type and sizes, for a state to tell where they are not the same in all states.
-
-    >>> form(torch.zeros(2, 3))
-    ['float32', 2, 3]
-    """
-    return [str(tensor.dtype).removeprefix("torch."), *tensor.shape]
-
-
-def _is_form(value: Any) -> bool:
-    names = [str(dtype).removeprefix("torch.") for dtype in _FLOATS]
-    return isinstance(value, list) and value[:1] in [[n] for n in names] and _SIZES.fits(value[1:])
-
-
-_SIZES = listed(count(low=1))
-FORM = Kind("a type and sizes", _is_form)
+        >>> Like.form(torch.zeros(2, 3))
+        ['float32', 2, 3]
+        """
+        return [str(tensor.dtype).removeprefix("torch."), *tensor.shape]
 
 
 @dataclass(frozen=True)
@@ -206,7 +218,7 @@ class Expected:
 
     >>> from ostinato.ops.snapshot import State
     >>> wanted = Expected({"mean": Like(("classes",), low=0, high=1)})
-    >>> check_part("mean", State({"mean": torch.tensor([0.5, 2.0])}), wanted)
+    >>> _check_part("mean", State({"mean": torch.tensor([0.5, 2.0])}), wanted)
     Traceback (most recent call last):
         ...
     ostinato.errors.StateError: The state does not fit: mean/mean lies outside 0 to 1.
@@ -215,6 +227,28 @@ class Expected:
     tensors: Mapping[str, Like] = field(default_factory=dict)
     values: Mapping[str, Kind] = field(default_factory=dict)
     parts: Mapping[str, Expected] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, name: str, thing: Stateful, part: State) -> Expected:
+        """What one part expects; anything finite, where it does not say."""
+        if not isinstance(thing, _Declares):
+            return ANYTHING
+        if not isinstance(part.values, dict):
+            raise StateError(f"The state does not fit: {name} has no values by name.")
+        try:
+            return thing.expected(part)
+        except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+            raise StateError(f"The state does not fit: {name} cannot be read ({error}).") from None
+
+    @classmethod
+    def of_all(cls, things: Mapping[str, Stateful], state: State) -> Expected:
+        """What all parts together expect."""
+        missing = [name for name in things if name not in state.values]
+        if missing:
+            raise StateError(f"The state lacks {', '.join(missing)}.")
+        return cls(
+            parts={name: cls.of(name, thing, state.part(name)) for name, thing in things.items()}
+        )
 
 
 ANYTHING = Expected()
@@ -233,32 +267,10 @@ class _Declares(Protocol):
 def check_state(thing: Stateful, state: State) -> None:
     """Hold a whole state to what is declared of it, before anything takes it over."""
     check_finite(state)
-    check_part("", state, declaration("it", thing, state))
+    _check_part("", state, Expected.of("it", thing, state))
 
 
-def declared(things: Mapping[str, Stateful], state: State) -> Expected:
-    """What all parts together expect."""
-    missing = [name for name in things if name not in state.values]
-    if missing:
-        raise StateError(f"The state lacks {', '.join(missing)}.")
-    return Expected(
-        parts={name: declaration(name, thing, state.part(name)) for name, thing in things.items()}
-    )
-
-
-def declaration(name: str, thing: Stateful, part: State) -> Expected:
-    """What one part expects; anything finite, where it does not say."""
-    if not isinstance(thing, _Declares):
-        return ANYTHING
-    if not isinstance(part.values, dict):
-        raise StateError(f"The state does not fit: {name} has no values by name.")
-    try:
-        return thing.expected(part)
-    except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
-        raise StateError(f"The state does not fit: {name} cannot be read ({error}).") from None
-
-
-def check_part(name: str, state: State, wanted: Expected) -> None:
+def _check_part(name: str, state: State, wanted: Expected) -> None:
     """Refuse a part that is not what was declared."""
     if wanted is ANYTHING:
         return
@@ -282,7 +294,7 @@ def check_part(name: str, state: State, wanted: Expected) -> None:
         part = state.part(key)
         if not isinstance(part.values, dict):
             raise StateError(f"The state does not fit: {where}{key} has no values by name.")
-        check_part(f"{where}{key}", part, one)
+        _check_part(f"{where}{key}", part, one)
 
 
 def _names(name: str, given: set[str], required: set[str], known: set[str]) -> None:

@@ -9,7 +9,7 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
-from ostinato.errors import StateError
+from ostinato.errors import ConfigError, StateError
 
 try:
     import fcntl
@@ -58,6 +58,16 @@ def check_writable(path: str | Path) -> Path:
     if mode is not None and not os.access(target, os.W_OK):
         raise StateError(f"Cannot save to {path}: it is write-protected. Choose another file.")
     return target
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder and those above it, or say why it cannot be."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"Cannot make the folder {path}: {error.strerror}. Choose another with --out."
+        ) from None
 
 
 def _replace(target: Path, content: bytes) -> None:

@@ -9,13 +9,13 @@ from functools import cached_property, lru_cache
 import torch
 from torch import Tensor
 
-from ostinato.ops.roots import inverse_root
+from ostinato.ops._roots import inverse_root
 
 _RIDGE = 0.05
 """Added to every covariance, as a share of its mean variance, before a root is taken."""
 _MOST = 1024
 """Tokens of an image that moments are taken of: early feature maps have many, all alike."""
-LEAST = 1e-4
+_LEAST = 1e-4
 """No domain's variance counts as less than this share of the source's: flat images have none."""
 
 
@@ -36,17 +36,17 @@ class BlockMoments:
     @cached_property
     def root(self) -> Tensor:
         """The square root of the ridged covariance, in double precision; taken once."""
-        return power(ridged(self.covariance.double()), 0.5)
+        return _power(_ridged(self.covariance.double()), 0.5)
 
     @cached_property
     def precision(self) -> Tensor:
         """The inverse of the ridged covariance, in double precision; taken once."""
-        return power(ridged(self.covariance.double()), -1.0)
+        return _power(_ridged(self.covariance.double()), -1.0)
 
     @cached_property
     def least(self) -> Tensor:
-        """The variance that a domain has at least: `LEAST` of this one's."""
-        return LEAST * self.covariance.double().diagonal().mean()
+        """The variance that a domain has at least: `_LEAST` of this one's."""
+        return _LEAST * self.covariance.double().diagonal().mean()
 
     def to(self, device: torch.device | str) -> BlockMoments:
         """The same numbers on another device."""
@@ -106,7 +106,7 @@ def _places(count: int, device: str) -> Tensor:
         return drawn.sort().values.to(device)
 
 
-def ridged(covariance: Tensor, least: Tensor | float = 0.0) -> Tensor:
+def _ridged(covariance: Tensor, least: Tensor | float = 0.0) -> Tensor:
     """The covariance with `_RIDGE` of its mean variance (at least `least`) on the diagonal."""
     variance = torch.clamp(covariance.diagonal().mean(), min=least)
     found = covariance.clone()
@@ -114,10 +114,10 @@ def ridged(covariance: Tensor, least: Tensor | float = 0.0) -> Tensor:
     return found
 
 
-def power(matrix: Tensor, exponent: float) -> Tensor:
+def _power(matrix: Tensor, exponent: float) -> Tensor:
     """A symmetric positive matrix to a real power.
 
-    >>> power(torch.diag(torch.tensor([4.0, 9.0])), -0.5).diagonal().tolist()
+    >>> _power(torch.diag(torch.tensor([4.0, 9.0])), -0.5).diagonal().tolist()
     [0.5, 0.333...]
     """
     values, vectors = torch.linalg.eigh(matrix)
@@ -132,8 +132,8 @@ def whitening(covariance: Tensor, least: Tensor) -> Tensor:
     A GPU is slow at eigenvalues and quick at products, so there it is made of products. They are in
     double precision too: models run in halves or in TF32, which is far too little here.
     """
-    whole = ridged(covariance.double(), least)
+    whole = _ridged(covariance.double(), least)
     if not whole.is_cuda:
-        return power(whole, -0.5)
+        return _power(whole, -0.5)
     with torch.autocast("cuda", enabled=False):
         return inverse_root(whole, _RIDGE / (2 * len(whole)))

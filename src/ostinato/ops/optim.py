@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from ostinato.errors import StateError
-from ostinato.ops.expect import ANYTHING, LARGEST, Expected, Kind, Like, exactly, number
+from ostinato.ops.expect import ANYTHING, LARGEST, Expected, Kind, Like
 from ostinato.ops.snapshot import State
 
 OptimizerName = Literal["adam", "adamw", "sgd"]
@@ -131,8 +131,8 @@ class OptimizerState:
         }
         now = export_optimizer(self.optimizer).values
         idle = {str(index) for index in range(len(parameters))} - begun
-        values = {"kind": exactly(now["kind"]), "settings": _settings(now["settings"])}
-        return Expected(tensors, values | {"plain": _plain(idle), "begun": exactly(every)})
+        values = {"kind": Kind.exactly(now["kind"]), "settings": _settings(now["settings"])}
+        return Expected(tensors, values | {"plain": _plain(idle), "begun": Kind.exactly(every)})
 
     def import_state(self, state: State) -> None:
         """See `import_optimizer`."""
@@ -176,9 +176,9 @@ def _like(now: Any, then: Any) -> Any:
 
 def _settings(now: list[dict[str, Any]]) -> Kind:
     """The settings of every group as they are here, but for rates, which follow the stream."""
-    rate = number(low=0)
+    rate = Kind.number(low=0)
     kinds = [
-        {n: rate if n in ("lr", "initial_lr") else exactly(v) for n, v in group.items()}
+        {n: rate if n in ("lr", "initial_lr") else Kind.exactly(v) for n, v in group.items()}
         for group in now
     ]
     return Kind(

@@ -22,7 +22,7 @@ from torch import distributed as dist
 
 from ostinato.errors import ConfigError, GroupError, InputError
 
-Given = Literal["part", "whole"]
+_Given = Literal["part", "whole"]
 _T = TypeVar("_T")
 
 
@@ -46,7 +46,7 @@ class Processes:
     (1, [0, 1, 2], None)
     """
 
-    def __init__(self, group: Any = None, *, given: Given = "part", talk: bool = False) -> None:
+    def __init__(self, group: Any = None, *, given: _Given = "part", talk: bool = False) -> None:
         if group is not None and not isinstance(group, dist.ProcessGroup):
             raise ConfigError(
                 f"group is a process group of torch.distributed, not {type(group).__name__}: pass "

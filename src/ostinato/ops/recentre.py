@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from ostinato.ops.expect import Expected, Like, count
+from ostinato.ops.expect import Expected, Kind, Like
 from ostinato.ops.heads import find_head, select_classes
 from ostinato.ops.snapshot import State
 
@@ -55,7 +55,7 @@ class RunningMean:
         """A mean as wide as the features, once there are images."""
         width = ("width",) if self.width is None else (self.width,)
         begun = state.values["images"] != 0
-        return Expected({"mean": Like(width)} if begun else {}, {"images": count()})
+        return Expected({"mean": Like(width)} if begun else {}, {"images": Kind.count()})
 
     def import_state(self, state: State) -> None:
         """Continue from there."""

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 
-def climb(gradients: Mapping[str, Tensor], radius: float) -> dict[str, Tensor]:
+def _climb(gradients: Mapping[str, Tensor], radius: float) -> dict[str, Tensor]:
     """The step of length `radius` along the gradient of all parameters together.
 
-    >>> step = climb({"a": torch.tensor([3.0]), "b": torch.tensor([4.0])}, radius=0.5)
+    >>> step = _climb({"a": torch.tensor([3.0]), "b": torch.tensor([4.0])}, radius=0.5)
     >>> round(float(step["a"]), 4), round(float(step["b"]), 4)
     (0.3, 0.4)
     """
@@ -35,7 +35,7 @@ def climbed(
     parameters: Mapping[str, nn.Parameter], loss: Tensor, radius: float
 ) -> dict[str, Tensor] | None:
     """The parameters' values at the climbed point, tied to them; None without a finite slope."""
-    step = climb(_gradients(loss, parameters), radius)
+    step = _climb(_gradients(loss, parameters), radius)
     largest = torch.stack([part.abs().amax() for part in step.values()]).amax()
     if not bool(largest.isfinite()):
         return None

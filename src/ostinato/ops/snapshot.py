@@ -16,12 +16,12 @@ from safetensors.torch import save
 from torch import Tensor
 
 from ostinato.errors import StateError
-from ostinato.ops.expect import Expected, Like, check_finite, count, like, listed, optional
+from ostinato.ops._tensors import digest, read_tensors
+from ostinato.ops.expect import Expected, Kind, Like, check_finite
 from ostinato.ops.files import write_atomically
-from ostinato.ops.tensors import digest, read_tensors
 
 _FORMAT = "ostinato-state"
-VERSION = 1
+_VERSION = 1
 
 
 @dataclass
@@ -105,8 +105,8 @@ class Scalars(dict[str, Any]):
 
     def expected(self, state: State) -> Expected:
         """The names it started with, each with the type it had then."""
-        kinds = {name: like(value) for name, value in self._start.items()}
-        size = optional(listed(count(low=1), 2))
+        kinds = {name: Kind.like(value) for name, value in self._start.items()}
+        size = Kind.optional(Kind.listed(Kind.count(low=1), 2))
         return Expected(values=kinds | dict.fromkeys(self._sizes, size))
 
     def with_sizes(self, *names: str) -> Self:
@@ -157,7 +157,7 @@ def encode_state(state: State, header: dict[str, Any]) -> bytes:
     tensors = {k: t.detach().cpu().contiguous().clone() for k, t in state.tensors.items()}
     meta = {
         "format": _FORMAT,
-        "version": str(VERSION),
+        "version": str(_VERSION),
         "header": json.dumps(header, sort_keys=True),
         "values": json.dumps(state.values, sort_keys=True),
     }
@@ -189,9 +189,9 @@ def load_state(path: str | Path) -> tuple[State, dict[str, Any]]:
 def _check_version(path: Path, text: str | None) -> None:
     if text is None or not (text.isascii() and text.isdecimal() and len(text) < 10):
         raise StateError(f"{path} has no state version that can be read ({text!r:.20}).")
-    if not 1 <= int(text) <= VERSION:
+    if not 1 <= int(text) <= _VERSION:
         raise StateError(
-            f"{path} has state version {text}, this Ostinato reads up to {VERSION}: update it."
+            f"{path} has state version {text}, this Ostinato reads up to {_VERSION}: update it."
         )
 
 

@@ -18,12 +18,12 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from ostinato.errors import ConfigError, MissingResource
-from ostinato.ops.altered import altered
+from ostinato.ops._altered import altered
+from ostinato.ops._gather import Gatherer
+from ostinato.ops._tensors import digest, read_tensors
 from ostinato.ops.colours import three_colours
 from ostinato.ops.files import write_atomically
-from ostinato.ops.gather import Gatherer
 from ostinato.ops.moments import BlockMoments
-from ostinato.ops.tensors import digest, read_tensors
 from ostinato.ops.whitening import PLACING, WIDE, Content
 
 _FORMAT, _UNSIGNED = "ostinato-statistics-2", "ostinato-statistics"

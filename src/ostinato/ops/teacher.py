@@ -117,10 +117,10 @@ def restore_(
     """Put each single value back to its source with a probability; returns how many were.
 
     The drawing happens on the CPU, so that every device restores the same values, and costs as
-    much as there is to restore: see `bernoulli_positions`.
+    much as there is to restore: see `_bernoulli_positions`.
     """
     sizes = [parameter.numel() for parameter in parameters.values()]
-    positions = bernoulli_positions(sum(sizes), probability, generator)
+    positions = _bernoulli_positions(sum(sizes), probability, generator)
     ends = torch.tensor(sizes).cumsum(0)
     counts = torch.searchsorted(positions, ends).diff(prepend=torch.zeros(1, dtype=torch.long))
     device = next(iter(parameters.values())).device
@@ -134,15 +134,15 @@ def restore_(
     return len(positions)
 
 
-def bernoulli_positions(total: int, probability: float, generator: torch.Generator) -> Tensor:
+def _bernoulli_positions(total: int, probability: float, generator: torch.Generator) -> Tensor:
     """Sorted positions of the successes among `total` independent draws.
 
     The gaps between successes are geometric, so drawing the gaps is exact and costs one draw per
     success in place of one per position.
 
-    >>> bernoulli_positions(3, 1.0, torch.Generator()).tolist()
+    >>> _bernoulli_positions(3, 1.0, torch.Generator()).tolist()
     [0, 1, 2]
-    >>> bernoulli_positions(3, 0.0, torch.Generator()).tolist()
+    >>> _bernoulli_positions(3, 0.0, torch.Generator()).tolist()
     []
     """
     if probability <= 0:

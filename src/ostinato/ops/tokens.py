@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ostinato.errors import TargetError
 from ostinato.ops.blocks import find_blocks
 
-Change = Callable[[Tensor], Tensor]
+_Change = Callable[[Tensor], Tensor]
 
 # Looking for blocks walks through the whole model, too slow for every forward.
 _ends: WeakKeyDictionary[nn.Module, tuple[nn.Module, nn.Module]] = WeakKeyDictionary()
@@ -89,7 +89,7 @@ def token_width(model: nn.Module) -> int:
 
 
 @contextmanager
-def entering(model: nn.Module, change: Change) -> Iterator[None]:
+def entering(model: nn.Module, change: _Change) -> Iterator[None]:
     """Change the tokens (B, N, D) on their way into the first block."""
     block, _ = _end_blocks(model)
 
@@ -107,7 +107,7 @@ def entering(model: nn.Module, change: Change) -> Iterator[None]:
 
 
 @contextmanager
-def leaving(model: nn.Module, change: Change) -> Iterator[None]:
+def leaving(model: nn.Module, change: _Change) -> Iterator[None]:
     """Change the tokens on their way out of the last block."""
     _, block = _end_blocks(model)
 
@@ -124,7 +124,7 @@ def leaving(model: nn.Module, change: Change) -> Iterator[None]:
 
 
 @contextmanager
-def patches(model: nn.Module, change: Change) -> Iterator[None]:
+def patches(model: nn.Module, change: _Change) -> Iterator[None]:
     """Change the patch embeddings (B, D, h, w), before positions are added."""
 
     def hook(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:

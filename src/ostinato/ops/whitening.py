@@ -2,7 +2,7 @@
 
 Two clean photographs differ; so do two foggy ones. Seen in units of that difference, a shift stands
 out in a single image. How content varies is taken from clean images and from plain alterations of
-them (`ops.altered`), each around its own mean. Far from the clean ones descriptors vary more, in
+them (`ops._altered`), each around its own mean. Far from the clean ones descriptors vary more, in
 proportion, so distances are then taken on a scale that is even near the clean images and
 logarithmic far away.
 """
@@ -63,10 +63,10 @@ class Content:
         scale = scale.clamp_min(max(0.05 * float(scale.median()), 1e-6))
         rest = [group.double() for group in altered if len(group) > 1]
         groups = [(group - mean) / scale for group in (values, *rest)]
-        turn = even(within(groups))
-        bent = [bend(group @ turn) for group in groups]
-        whiten = whitener(within(bent))
-        unit = held_out(groups, whiten)
+        turn = _even(_within(groups))
+        bent = [_bend(group @ turn) for group in groups]
+        whiten = _whitener(_within(bent))
+        unit = _held_out(groups, whiten)
         parts = (mean, scale, turn.half(), bent[0].mean(0), (whiten / unit**0.5).half())
         return cls(len(values), *(part.float() for part in parts))  # files hold the wide ones so
 
@@ -79,7 +79,7 @@ class Content:
         """(B, d) descriptors in units of content's deviations, in double precision."""
         turned, turn, whitened, whiten = self._exact
         even = torch.addmm(turned, descriptors.detach().double(), turn)
-        return torch.addmm(whitened, bend(even), whiten)
+        return torch.addmm(whitened, _bend(even), whiten)
 
     @cached_property
     def _exact(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -94,26 +94,26 @@ class Content:
             return turned, (turn / scale[:, None]).contiguous(), whitened, whiten.contiguous()
 
 
-def bend(values: Tensor) -> Tensor:
+def _bend(values: Tensor) -> Tensor:
     """Even near 0, logarithmic far away: sign(v) · ln(1 + |v|).
 
-    >>> [round(float(v), 2) for v in bend(torch.tensor([0.01, -1.0, 100.0]))]
+    >>> [round(float(v), 2) for v in _bend(torch.tensor([0.01, -1.0, 100.0]))]
     [0.01, -0.69, 4.62]
     """
     return values.abs().log1p().copysign(values)
 
 
-def within(groups: Sequence[Tensor]) -> Tensor:
+def _within(groups: Sequence[Tensor]) -> Tensor:
     """(d, d) covariance of rows around their own group's mean.
 
-    >>> within([torch.tensor([[0.0], [2.0]]), torch.tensor([[10.0], [12.0]])]).item()
+    >>> _within([torch.tensor([[0.0], [2.0]]), torch.tensor([[10.0], [12.0]])]).item()
     1.0
     """
     off = torch.cat([group - group.mean(0) for group in groups])
     return off.T @ off / len(off)
 
 
-def shrunk(covariance: Tensor) -> Tensor:
+def _shrunk(covariance: Tensor) -> Tensor:
     """Drawn to its diagonal by `_SHRINK`, and safely positive."""
     diagonal = covariance.diagonal().clamp_min(1e-4)
     return (
@@ -123,32 +123,32 @@ def shrunk(covariance: Tensor) -> Tensor:
     )
 
 
-def even(covariance: Tensor) -> Tensor:
+def _even(covariance: Tensor) -> Tensor:
     """The symmetric matrix that gives rows of this covariance spread one, moving them least.
 
-    >>> l = even(torch.diag(torch.tensor([4.0, 1.0], dtype=torch.double)))
+    >>> l = _even(torch.diag(torch.tensor([4.0, 1.0], dtype=torch.double)))
     >>> [round(float(v), 2) for v in l.diagonal()]
     [0.5, 1.0]
     """
-    values, vectors = torch.linalg.eigh(shrunk(covariance.double()))
+    values, vectors = torch.linalg.eigh(_shrunk(covariance.double()))
     result: Tensor = (vectors * values.rsqrt()) @ vectors.T
     return result
 
 
-def whitener(covariance: Tensor) -> Tensor:
+def _whitener(covariance: Tensor) -> Tensor:
     """A matrix L so that rows `z · L` have the identity as covariance.
 
-    >>> l = whitener(torch.diag(torch.tensor([4.0, 1.0], dtype=torch.double)))
+    >>> l = _whitener(torch.diag(torch.tensor([4.0, 1.0], dtype=torch.double)))
     >>> [round(float(v), 2) for v in l.diagonal()]
     [0.5, 1.0]
     """
-    lower = torch.linalg.cholesky(shrunk(covariance.double()))
+    lower = torch.linalg.cholesky(_shrunk(covariance.double()))
     eye = torch.eye(len(covariance), dtype=torch.double)
     result: Tensor = torch.linalg.solve_triangular(lower, eye, upper=False).T
     return result
 
 
-def held_out(groups: Sequence[Tensor], whiten: Tensor) -> float:
+def _held_out(groups: Sequence[Tensor], whiten: Tensor) -> float:
     """Mean squared length over d, in the final coordinates, of rows that `turn` did not see.
 
     Args:
@@ -160,9 +160,9 @@ def held_out(groups: Sequence[Tensor], whiten: Tensor) -> float:
     found = []
     for fold in range(_FOLDS):
         rest = [torch.arange(len(group)) % _FOLDS != fold for group in groups]
-        turn = even(within([group[some] for group, some in zip(groups, rest, strict=True)]))
+        turn = _even(_within([group[some] for group, some in zip(groups, rest, strict=True)]))
         for group, some in zip(groups, rest, strict=True):
-            bent = bend(group @ turn)
+            bent = _bend(group @ turn)
             off = (bent[~some] - bent[some].mean(0)) @ whiten
             found.append(off.square().sum(1))
     lengths = torch.cat(found)

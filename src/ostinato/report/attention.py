@@ -92,7 +92,7 @@ class ExpertAttention:
             raise ValueError("experts that are not there")
 
 
-def expert_attention(
+def _expert_attention(
     adapted: Method,
     images: Tensor,
     *,
@@ -148,14 +148,14 @@ def expert_attention(
 
 
 def write_attention(adapted: Method, images: Tensor, path: str | Path, **options: Any) -> Path:
-    """Compute `expert_attention` and keep it; a run's folder as `path` gets `attention.npz`."""
-    from ostinato.report.runs import ATTENTION
+    """Compute `_expert_attention` and keep it; a run's folder as `path` gets `attention.npz`."""
+    from ostinato.report._runs import ATTENTION
 
     place = Path(path)
     place = place / ATTENTION if place.is_dir() else place
     if not place.parent.is_dir():
         raise InputError(f"Cannot write {place}: the folder {place.parent} does not exist.")
-    expert_attention(adapted, images, **options).save(place)
+    _expert_attention(adapted, images, **options).save(place)
     return place
 
 

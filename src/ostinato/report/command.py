@@ -11,8 +11,8 @@ def write_report(
     runs: list[Path], out: str | Path = "report.html", title: str = "Ostinato report"
 ) -> Path:
     """Read the runs, draw what they allow, and write the page; returns where it lies."""
+    from ostinato.report._runs import read_variants
     from ostinato.report.page import render
-    from ostinato.report.runs import read_variants
 
     place = Path(out)
     place = place / "report.html" if place.is_dir() else place

@@ -9,27 +9,27 @@ from importlib.resources import files
 from typing import Any
 
 from ostinato.errors import MissingResource
-from ostinato.report.ablation import descriptor_ablation
-from ostinato.report.attention_figure import attention_maps
-from ostinato.report.by_round import error_by_round
-from ostinato.report.distances import distance_to_source
-from ostinato.report.domains import discriminator_timeline, pool_growth
+from ostinato.report._ablation import descriptor_ablation
+from ostinato.report._attention_figure import attention_maps
+from ostinato.report._by_round import error_by_round
+from ostinato.report._distances import distance_to_source
+from ostinato.report._domains import discriminator_timeline, pool_growth
+from ostinato.report._over_time import error_over_time
+from ostinato.report._overview import describe_runs, summarise_variants, warnings
+from ostinato.report._per_class import iou_per_class
+from ostinato.report._per_domain import error_per_domain
+from ostinato.report._pictures import predictions_in_pictures
+from ostinato.report._reliability import cost_against_accuracy, reliability_diagram
+from ostinato.report._runs import Variant
+from ostinato.report._spectra import descriptor_map
+from ostinato.report._trust import trust_over_time
 from ostinato.report.figure import Figure, Part
-from ostinato.report.over_time import error_over_time
-from ostinato.report.overview import describe_runs, summarise_variants, warnings
-from ostinato.report.per_class import iou_per_class
-from ostinato.report.per_domain import error_per_domain
-from ostinato.report.pictures import predictions_in_pictures
-from ostinato.report.reliability import cost_against_accuracy, reliability_diagram
-from ostinato.report.runs import Variant
-from ostinato.report.spectra import descriptor_map
 from ostinato.report.style import plotting, theme
-from ostinato.report.trust import trust_over_time
 
 _TEMPLATE = "page.html.j2"
 
 
-def draw_all(variants: Sequence[Variant]) -> list[Part]:
+def _draw_all(variants: Sequence[Variant]) -> list[Part]:
     """Every figure that these runs allow, in the order of the page."""
     return [
         *error_over_time(variants),
@@ -53,14 +53,14 @@ def render(variants: Sequence[Variant], title: str = "Ostinato report") -> str:
     """The page's HTML."""
     plotting()
     template = read_template("ostinato.report", _TEMPLATE)
-    parts = draw_all(variants)
+    parts = _draw_all(variants)
     summary, runs = summarise_variants(variants), describe_runs(variants)
     versions = {name: v for r in variants for name, v in r.first.provenance.versions.items()}
     text: str = template.render(
         title=title,
         style=page_style(),
         script=(script := _page_script()),
-        script_hash=content_hash(script),
+        script_hash=_content_hash(script),
         variants=variants,
         summary=summary,
         summary_data=summary.data().uri(),
@@ -94,10 +94,10 @@ def _page_script() -> str:
     return (files("ostinato.report") / "page.js").read_text(encoding="utf-8")
 
 
-def content_hash(script: str) -> str:
+def _content_hash(script: str) -> str:
     """What a page's policy calls a script that may run: no other one does.
 
-    >>> content_hash("")[:20]
+    >>> _content_hash("")[:20]
     'sha256-47DEQpj8HBSa+'
     """
     digest = hashlib.sha256(script.encode()).digest()

@@ -92,10 +92,10 @@ def to_svg(figure: Any, name: str, alt: str) -> str:
     stream = io.StringIO()
     with matplotlib.rc_context({**_RC, "svg.hashsalt": name}):
         figure.savefig(stream, format="svg", metadata={"Date": None})
-    return clean_svg(stream.getvalue(), alt)
+    return _clean_svg(stream.getvalue(), alt)
 
 
-def clean_svg(text: str, alt: str) -> str:
+def _clean_svg(text: str, alt: str) -> str:
     """Leave out what a page has no use for, and hand the marker colours to the page's theme."""
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->|<style.*?</style>", "", text, flags=re.S)
@@ -148,10 +148,10 @@ class End(NamedTuple):
     at: float | None = None
 
 
-def spread(wanted: Sequence[float], gap: float) -> list[float]:
+def _spread(wanted: Sequence[float], gap: float) -> list[float]:
     """Places for labels near where they are wanted, in the same order, `gap` apart.
 
-    >>> spread([1.0, 1.0, 5.0], 1.0)
+    >>> _spread([1.0, 1.0, 5.0], 1.0)
     [0.5, 1.5, 5.0]
     """
     order = sorted(range(len(wanted)), key=lambda i: wanted[i])
@@ -198,8 +198,8 @@ def label_ends(axes: Any, ends: Sequence[End], width: int | None = None) -> None
     gap = (13.5 * lines + 2) * (high - low) / height
     box = axes.get_position()
     top = low + (high - low) * (1 - box.y0) / box.height  # the figure's upper edge, as a value
-    wanted = spread([end.value for end in ends], gap)
-    places = within(wanted, gap, low + gap / 2, top - 0.75 * gap)
+    wanted = _spread([end.value for end in ends], gap)
+    places = _within(wanted, gap, low + gap / 2, top - 0.75 * gap)
     widest = 0.0
     for end, text, place in zip(ends, texts, places, strict=True):
         note = axes.annotate(
@@ -226,12 +226,12 @@ def label_ends(axes: Any, ends: Sequence[End], width: int | None = None) -> None
     axes.figure.get_layout_engine().set(rect=(0, 0, 1 - share, 1))
 
 
-def within(places: Sequence[float], gap: float, least: float, most: float) -> list[float]:
+def _within(places: Sequence[float], gap: float, least: float, most: float) -> list[float]:
     """The same places, moved as little as it takes to lie between two values, `gap` apart.
 
     Where there is no room for all, the lowest keep to `least`.
 
-    >>> within([0.0, 9.5, 10.5], 1.0, 1.0, 10.0)
+    >>> _within([0.0, 9.5, 10.5], 1.0, 1.0, 10.0)
     [1.0, 9.0, 10.0]
     """
     order = sorted(range(len(places)), key=lambda i: places[i])

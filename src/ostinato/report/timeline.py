@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import groupby, pairwise
 from typing import Any, NamedTuple
 
-from ostinato.report.runs import Shape, Variant
+from ostinato.report._runs import Shape, Variant
 from ostinato.report.style import BAND, FAINT, INK
 
 _NAMES = 60
@@ -42,10 +42,10 @@ def visits(shape: Shape) -> list[Visit]:
     return result
 
 
-def rounds(many: Sequence[Visit]) -> list[tuple[int, int, int]]:
+def _rounds(many: Sequence[Visit]) -> list[tuple[int, int, int]]:
     """(round, first batch, end) of every stretch of one round.
 
-    >>> rounds([Visit(0, 2, 0, "fog"), Visit(2, 3, 0, "snow"), Visit(3, 5, 1, "fog")])
+    >>> _rounds([Visit(0, 2, 0, "fog"), Visit(2, 3, 0, "snow"), Visit(3, 5, 1, "fog")])
     [(0, 0, 3), (1, 3, 5)]
     """
     result = []
@@ -83,7 +83,7 @@ def draw_visits(axes: Any, many: Sequence[Visit], *, names: bool = True) -> None
     for place, visit in enumerate(many):
         if place % 2:
             axes.axvspan(visit.start, visit.end, color=BAND, lw=0, zorder=0)
-    stretches = rounds(many)
+    stretches = _rounds(many)
     for _, (_, start, _) in pairwise(stretches):
         axes.axvline(start, color=FAINT, lw=1.1, zorder=1)
     axes.set_xlim(many[0].start, many[-1].end)

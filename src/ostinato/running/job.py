@@ -33,16 +33,10 @@ from ostinato.ops.processes import ALONE, Processes
 from ostinato.ops.snapshot import State, load_state, save_state
 from ostinato.ops.statistics import SourceStatistics
 from ostinato.registry import METHODS, STREAMS
-from ostinato.running.fit import (
-    check_device,
-    check_fit,
-    check_roots,
-    check_task,
-    name_device,
-    rows_of,
-)
+from ostinato.running._fit import check_fit, check_roots, check_task, rows_of
+from ostinato.running._run_files import alone
+from ostinato.running.devices import check_device, name_device
 from ostinato.running.provenance import hash_names, hash_tensors, spec_hash
-from ostinato.running.run_files import alone
 from ostinato.running.spec import CheckedSpec, Spec
 
 _PREPARED = "prepared.safetensors"
@@ -194,10 +188,10 @@ class Job:
 
 def check(spec: Spec) -> CheckedSpec:
     """The spec with its names and settings looked up, once for all that is done with it."""
-    return spec if isinstance(spec, CheckedSpec) else CheckedSpec.of(spec, check_spec(spec))
+    return spec if isinstance(spec, CheckedSpec) else CheckedSpec.of(spec, _check_spec(spec))
 
 
-def check_spec(spec: Spec) -> MethodConfig:
+def _check_spec(spec: Spec) -> MethodConfig:
     """Look every name and setting up; nothing is opened. Returns the method's settings."""
     if isinstance(spec, CheckedSpec):
         return spec.config
@@ -208,7 +202,7 @@ def _look_up(spec: Spec) -> MethodConfig:
     kind, shape = METHODS[spec.method], STREAMS[spec.stream]
     check_model(spec)
     options = {**_with_default_data(spec), "batch_size": spec.batch_size}
-    shown = shape.config_class.parse(options)
+    shown = shape.Config.parse(options)
     if spec.cosine and shown.reset != "never":
         raise ConfigError(
             "cosine anneals over the whole stream, reset=domain starts over within it: leave one "
@@ -268,7 +262,7 @@ def resolve(spec: Spec, stream: Stream | None = None) -> tuple[Spec, MethodConfi
     if len(spec.seeds) > 1:
         raise ConfigError(f"A job has one seed, this spec {len(spec.seeds)}: take spec.runs().")
     spec = spec.replace(device=name_device(spec.device))
-    config = check_spec(spec)
+    config = _check_spec(spec)
     stream = stream or open_stream(spec)
     check_task(spec, stream, config)
     if spec.cosine:
@@ -305,14 +299,14 @@ def _other_preset(kind: type[Method], need: Need) -> str:
 def _with_default_data(spec: Spec) -> dict[str, Any]:
     """The embedded model's own images, where a stream takes any data set and none is named."""
     options = dict(spec.data)
-    takes_any = issubclass(STREAMS[spec.stream].config_class, DomainsConfig)
+    takes_any = issubclass(STREAMS[spec.stream].Config, DomainsConfig)
     if takes_any and spec.model == EMBEDDED and spec.roots is None:
         options.setdefault("dataset", EMBEDDED)
     return options
 
 
 def _named(spec: Spec, options: dict[str, Any]) -> tuple[str, ...]:
-    if not issubclass(STREAMS[spec.stream].config_class, DomainsConfig):
+    if not issubclass(STREAMS[spec.stream].Config, DomainsConfig):
         return _PLUS
     written = [d.partition(":")[0] for d in options.get("domains") or () if ":" in d]
     return (options.get("dataset", "imagenet-c"), *written)

@@ -59,11 +59,11 @@ class Provenance(Config):
     ) -> Provenance:
         """Look around and write down what is there."""
         return cls(
-            versions=installed_versions(),
+            versions=_installed_versions(),
             weights=weights,
             data=data,
             seeds=dict(seeds or {}),
-            commit=source_commit(),
+            commit=_source_commit(),
             device=describe_device(device),
             date=datetime.now(UTC).isoformat(timespec="seconds"),
         )
@@ -108,7 +108,7 @@ def hash_names(names: Iterable[str]) -> str:
     return total.hexdigest()[:16]
 
 
-def installed_versions() -> dict[str, str]:
+def _installed_versions() -> dict[str, str]:
     """Python's version and those of the packages that shape a result."""
     import torch
 
@@ -122,7 +122,7 @@ def installed_versions() -> dict[str, str]:
     return found
 
 
-def source_commit() -> str | None:
+def _source_commit() -> str | None:
     """The commit of this source tree, if git keeps it (an installed copy has none)."""
     here = Path(__file__)
     if _git("ls-files", "--error-unmatch", here.name) is None:

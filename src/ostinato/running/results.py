@@ -19,18 +19,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from ostinato.errors import ConfigError, DataError, StateError
-from ostinato.running.provenance import Provenance, spec_hash
-from ostinato.running.run_files import (
-    RecordChain,
+from ostinato.ops.files import make_folder
+from ostinato.running._run_files import (
     is_free,
     lock,
-    make_folder,
     read_json,
     read_records,
     seal,
     unseal,
     write_json,
 )
+from ostinato.running.chain import RecordChain
+from ostinato.running.provenance import Provenance, spec_hash
 from ostinato.scoring.record import Record
 from ostinato.scoring.summary import Summary
 

@@ -21,13 +21,13 @@ from ostinato.data.streams import Stream
 from ostinato.errors import ConfigError
 from ostinato.methods.base import Method
 from ostinato.ops.views import innermost
+from ostinato.running._wide import Leader, follow, same_start, started_processes, widened
 from ostinato.running.job import Job, check, open_job, resolve
 from ostinato.running.progress import Listener, RunProgress
 from ostinato.running.provenance import Provenance, hash_tensors, spec_hash
 from ostinato.running.results import RunFolder, find_run
 from ostinato.running.samples import SampleKeeper, write_diagnostics
 from ostinato.running.spec import Spec
-from ostinato.running.wide import Leader, follow, same_start, started_processes, widened
 from ostinato.scoring.metrics import peak_memory, record_step, reset_peak
 from ostinato.scoring.summary import summarise
 from ostinato.types import Batch
@@ -36,13 +36,13 @@ _RUNS = "runs"
 _PREPARED = "prepared"
 """Below the runs' folders: preparations that several runs share."""
 EVERY = 50
-AFRESH = "started afresh for a new domain"
+_AFRESH = "started afresh for a new domain"
 """What a record says where the stream's `reset` took the method back to its start."""
 _DESCRIPTOR = 1089
 """The longest descriptor that records keep."""
 
 
-Finish = Callable[[Method, Stream, RunFolder], None]
+_Finish = Callable[[Method, Stream, RunFolder], None]
 
 
 class Interrupted(KeyboardInterrupt):
@@ -62,7 +62,7 @@ def run(
     console: Console | None = None,
     quiet: bool = False,
     stream: Stream | None = None,
-    finish: Finish | None = None,
+    finish: _Finish | None = None,
     leader: Leader | None = None,
     listener: Listener | None = None,
 ) -> list[RunFolder]:
@@ -159,7 +159,7 @@ def _run_job(
     console: Console,
     quiet: bool,
     leader: Leader,
-    finish: Finish | None = None,
+    finish: _Finish | None = None,
     listener: Listener | None = None,
 ) -> RunFolder:
     digest = spec_hash(job.spec.stored())
@@ -221,7 +221,7 @@ def _loop(
     console: Console,
     quiet: bool,
     leader: Leader,
-    finish: Finish | None = None,
+    finish: _Finish | None = None,
     method: Method | None = None,
     listener: Listener | None = None,
 ) -> RunFolder:
@@ -249,7 +249,7 @@ def _loop(
                 batch.images, classes=batch.classes, oracle=_names(method, batch) if told else None
             )
             if afresh:
-                output.events = (AFRESH, *output.events)
+                output.events = (_AFRESH, *output.events)
             record = record_step(
                 folder.hash,
                 batch,

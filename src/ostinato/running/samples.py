@@ -28,8 +28,8 @@ from numpy.typing import NDArray
 
 from ostinato.errors import DataError
 from ostinato.ops.files import write_atomically
+from ostinato.running._run_files import read_json, seal, unseal, write_json
 from ostinato.running.results import RunFolder
-from ostinato.running.run_files import read_json, seal, unseal, write_json
 from ostinato.scoring.metrics import IGNORE, mean_iou
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 _FOLDER, _DIAGNOSTICS = "samples", "diagnostics.json"
 _SIDE = 320
 """Pixels of the longer side that are kept."""
-Map = NDArray[np.uint8]
+_Map = NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
@@ -65,10 +65,10 @@ class Sample:
     round: int
     domain: str
     key: str
-    image: Map
-    label: Map
-    before: Map
-    after: Map
+    image: _Map
+    label: _Map
+    before: _Map
+    after: _Map
     before_iou: float | None
     after_iou: float | None
 
@@ -84,7 +84,7 @@ class SampleKeeper:
     def __init__(self, job: Job, folder: Path) -> None:
         self.place = folder / _FOLDER
         segmentation = job.stream.task == "segmentation"
-        self.chosen = frozenset(middles(job.stream) if segmentation else ())
+        self.chosen = frozenset(_middles(job.stream) if segmentation else ())
         missing = [n for n in sorted(self.chosen) if not self._path(n).is_file()]
         if missing:
             self.place.mkdir(parents=True, exist_ok=True)
@@ -93,8 +93,8 @@ class SampleKeeper:
     def keep(self, batch: Batch, logits: Tensor) -> None:
         """Keep the method's answer, where the batch is a chosen one."""
         if batch.index in self.chosen:
-            answer, iou = judge(batch, logits)
-            _write(self._path(batch.index, "-after"), after=shrink(answer), iou=np.array(iou))
+            answer, iou = _judge(batch, logits)
+            _write(self._path(batch.index, "-after"), after=_shrink(answer), iou=np.array(iou))
 
     def _path(self, index: int, ending: str = "") -> Path:
         return self.place / f"{index:06d}{ending}.npz"
@@ -112,12 +112,12 @@ class SampleKeeper:
             batch = job.stream[index]
             with torch.no_grad():
                 logits = vision(vision.check(batch.images[:1]))
-            answer, iou = judge(batch, logits)
+            answer, iou = _judge(batch, logits)
             _write(
                 self._path(index),
-                image=shrink(_pixels(batch.images[0])),
-                label=shrink(_labels(batch)),
-                before=shrink(answer),
+                image=_shrink(_pixels(batch.images[0])),
+                label=_shrink(_labels(batch)),
+                before=_shrink(answer),
                 iou=np.array(iou),
                 round=np.array(batch.round),
                 domain=np.array(batch.domain),
@@ -125,14 +125,14 @@ class SampleKeeper:
             )
 
 
-def middles(stream: Stream) -> list[int]:
+def _middles(stream: Stream) -> list[int]:
     """The batch in the middle of every stretch, whose first image is taken."""
     size = stream.config.batch_size
     ends = accumulate((-(-len(s) // size) for s in stream.segments), initial=0)
     return [(start + end) // 2 for start, end in pairwise(ends)]
 
 
-def judge(batch: Batch, logits: Tensor) -> tuple[Map, float]:
+def _judge(batch: Batch, logits: Tensor) -> tuple[_Map, float]:
     """The classes of a batch's first image at its labels' size, and its mIoU in percent or NaN."""
     from torch.nn.functional import interpolate
 
@@ -150,10 +150,10 @@ def judge(batch: Batch, logits: Tensor) -> tuple[Map, float]:
     return answer, 100.0 * float(mean_iou(confusion))
 
 
-def shrink(picture: Map) -> Map:
+def _shrink(picture: _Map) -> _Map:
     """Every n-th pixel, so that the longer side is at most `_SIDE`.
 
-    >>> shrink(np.zeros((540, 960, 3), np.uint8)).shape
+    >>> _shrink(np.zeros((540, 960, 3), np.uint8)).shape
     (180, 320, 3)
     """
     step = -(-max(picture.shape[:2]) // _SIDE)
@@ -183,12 +183,12 @@ def _finite(value: Any) -> float | None:
     return float(value) if np.isfinite(value) else None
 
 
-def _pixels(image: Tensor) -> Map:
+def _pixels(image: Tensor) -> _Map:
     levels = image if image.dtype.itemsize == 1 else (image * 255).round().clamp(0, 255)
     return levels.permute(1, 2, 0).cpu().numpy().astype(np.uint8)
 
 
-def _labels(batch: Batch) -> Map:
+def _labels(batch: Batch) -> _Map:
     if batch.labels is None:
         raise DataError(f"Batch {batch.index} ({batch.domain}) has no labels to show.")
     return batch.labels[0].cpu().numpy().astype(np.uint8)

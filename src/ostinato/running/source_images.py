@@ -19,9 +19,9 @@ from ostinato.data.opening import Opener
 from ostinato.data.segments import Domain, shuffled
 from ostinato.data.stand_ins import EMBEDDED, TUNE, stand_in
 from ostinato.errors import ConfigError, DataError, did_you_mean
-from ostinato.models import Normalize, VisionModel
+from ostinato.models import Normalize, VisionModel, count_outputs
 from ostinato.registry import DATASETS
-from ostinato.running.fit import count_outputs, match_folders
+from ostinato.running._fit import match_folders
 
 _USUAL = 500
 """Images that are taken where no number is given and there are as many."""
@@ -80,7 +80,7 @@ def open_source(text: str, root: str | Path | None = None) -> Dataset:
 
 def _folder(path: Path) -> Dataset:
     """Folders named by WordNet ids are ImageNet's classes, any others the user's own."""
-    from ostinato.data.datasets._labelled import wordnet_index
+    from ostinato.data.datasets.labelled import wordnet_index
 
     dataset = open_dataset("folder", path)
     if all(name in wordnet_index() for name in dataset.class_names):
@@ -112,7 +112,7 @@ def load_source(
     if count is not None and not 1 <= count <= len(order):
         raise ConfigError(f"{dataset.name} has {len(order)} images, so take 1 to {len(order)}.")
     chosen = order[: count or _USUAL]
-    transform = transform or fitting_transform(model, dataset, chosen[:8])
+    transform = transform or _fitting_transform(model, dataset, chosen[:8])
     domain = Domain(dataset.name, dataset, dataset.indices(dataset.domains()[0]))
     rows = [(domain, i) for i in chosen]
     images, labels, _ = load_batch(rows, transform=transform, resize_labels=True)
@@ -137,7 +137,7 @@ def load_source(
     return SourceImages(images, labels, transform)
 
 
-def fitting_transform(model: nn.Module, dataset: Dataset, indices: list[int]) -> str:
+def _fitting_transform(model: nn.Module, dataset: Dataset, indices: list[int]) -> str:
     """The usual resizing for a model's input size; none where images have it already."""
     config: Any = getattr(model, "pretrained_cfg", None) or {}
     wanted = tuple(config.get("input_size", ()))

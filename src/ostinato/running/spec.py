@@ -17,7 +17,7 @@ from ostinato.text import DEEPEST, parse_yaml
 
 SEEDS = (2025, 2026, 2027)
 """The seeds of the paper's tables."""
-VIEWS = {"window", "stride", "scales", "flip"}
+_VIEWS = {"window", "stride", "scales", "flip"}
 
 
 class Spec(Config):
@@ -156,7 +156,7 @@ class Spec(Config):
         >>> Spec.parse({"flip": True}).views
         {'flip': True}
         """
-        return self.model_dump(mode="json", include=VIEWS, exclude_defaults=True)
+        return self.model_dump(mode="json", include=_VIEWS, exclude_defaults=True)
 
     def stored(self) -> dict[str, Any]:
         """Plain JSON values, as kept with the result.
@@ -164,7 +164,7 @@ class Spec(Config):
         Views are left out where there are none, so that a run hashes as it did before specs
         could name them.
         """
-        return {**self.model_dump(mode="json", exclude=VIEWS), **self.views}
+        return {**self.model_dump(mode="json", exclude=_VIEWS), **self.views}
 
 
 class CheckedSpec(Spec):

@@ -32,7 +32,7 @@ def check_ray() -> None:
         raise ConfigError(_EXTRA)
 
 
-def get_ray(address: str | None = None) -> Any:
+def _get_ray(address: str | None = None) -> Any:
     """The package, told to be quiet before it is loaded.
 
     Args:
@@ -55,12 +55,12 @@ def connected(address: str | None = None, cpus: int | None = None) -> Iterator[A
         address: of a cluster, as 'auto' or HOST:PORT; one of this machine is started unless given.
         cpus: of the cluster that is started; all cores unless given.
     """
-    ray = get_ray(address)
+    ray = _get_ray(address)
     if ray.is_initialized():
         yield ray
         return
     if address is not None:
-        check_answers(address)
+        _check_answers(address)
     own: dict[str, Any] = {} if address else {"include_dashboard": False, "num_cpus": cpus}
     try:
         ray.init(
@@ -91,7 +91,7 @@ def connected(address: str | None = None, cpus: int | None = None) -> Iterator[A
         ray.shutdown()
 
 
-def check_answers(address: str) -> None:
+def _check_answers(address: str) -> None:
     """Refuse an address at which nobody listens: Ray itself would try it for minutes."""
     if address in ("auto", "local"):
         return

@@ -14,10 +14,10 @@ from math import ceil
 from typing import Any
 
 from ostinato.errors import ConfigError
+from ostinato.scale._front import AT_ONCE, Front
+from ostinato.scale._front_app import make_front_app
+from ostinato.scale._keeper import Keeper
 from ostinato.scale.cluster import NAMESPACE, connected, here, on_node
-from ostinato.scale.front import AT_ONCE, Front
-from ostinato.scale.front_app import make_front_app
-from ostinato.scale.keeper import Keeper
 from ostinato.scale.resources import Resources
 from ostinato.scale.shard import ShardActor
 from ostinato.serve.running import check_closed, listen, until_told

@@ -16,10 +16,10 @@ from typing import Any
 import torch
 
 from ostinato.errors import StateError
-from ostinato.scale.calls import Call, Reply, answer
+from ostinato.scale._calls import Call, Reply, answer
+from ostinato.scale._keeper import Full
+from ostinato.scale._remote import RemoteStore, ShardWriter
 from ostinato.scale.fence import Fenced
-from ostinato.scale.keeper import Full
-from ostinato.scale.remote import RemoteStore, ShardWriter
 from ostinato.serve.app import make_app
 from ostinato.serve.fleet import Fleet, TooMany
 from ostinato.serve.loading import Served, load_served

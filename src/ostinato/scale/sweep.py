@@ -15,18 +15,18 @@ from rich.console import Console
 
 from ostinato.data.streams import Stream
 from ostinato.errors import OstinatoError
-from ostinato.running.fit import name_device
+from ostinato.running.devices import name_device
 from ostinato.running.job import open_stream, resolve
 from ostinato.running.provenance import spec_hash
 from ostinato.running.results import RunFolder
 from ostinato.running.runner import EVERY, Interrupted, finished
 from ostinato.running.spec import Spec
-from ostinato.scale.batches import deal, make_hand
+from ostinato.scale._batches import deal, make_hand
+from ostinato.scale._desk import Desk
+from ostinato.scale._display import Display, said_of
+from ostinato.scale._rows import Task, clear_scratch, run_row
 from ostinato.scale.cluster import connected, here, on_node
-from ostinato.scale.desk import Desk
-from ostinato.scale.display import Display, said_of
 from ostinato.scale.resources import Resources
-from ostinato.scale.rows import Task, clear_scratch, run_row
 from ostinato.tables.request import Outcome, spec_key
 
 _LOOK = 0.5
@@ -39,7 +39,7 @@ _Ended: TypeAlias = tuple[Outcome, Path]
 
 
 @dataclass
-class Group:
+class _Group:
     """Rows that see one stream."""
 
     stream: Stream
@@ -94,7 +94,7 @@ class RayEngine:
         found: dict[str, Outcome] = {}
         digests: dict[str, str] = {}
         token = _TOKEN + secrets.token_hex(6)
-        groups: dict[str, Group] = {}
+        groups: dict[str, _Group] = {}
         for spec in specs:
             if (key := spec_key(spec)) not in found and key not in digests:
                 try:
@@ -114,7 +114,7 @@ class RayEngine:
     def _task(
         self,
         spec: Spec,
-        groups: dict[str, Group],
+        groups: dict[str, _Group],
         found: dict[str, Outcome],
         out: Path,
         again: bool,
@@ -126,7 +126,7 @@ class RayEngine:
         shown = {"stream", "data", "roots", "seeds", "batch_size", "device"}
         name = spec.model_dump_json(include=shown)
         if name not in groups:
-            groups[name] = Group(open_stream(spec))
+            groups[name] = _Group(open_stream(spec))
         group = groups[name]
         resolved, _, _ = resolve(spec, group.stream)
         done = None if again else finished(spec, out, group.stream)
@@ -153,7 +153,7 @@ class RayEngine:
         return "cuda" if spec.device.startswith("cuda") else spec.device
 
     def _everywhere(
-        self, groups: list[Group], out: Path, token: str, memory: float, console: Console
+        self, groups: list[_Group], out: Path, token: str, memory: float, console: Console
     ) -> dict[str, _Ended]:
         out.mkdir(parents=True, exist_ok=True)
         if not self.carried:
@@ -176,7 +176,7 @@ class RayEngine:
         kind = ray.remote(Desk).options(num_cpus=0, scheduling_strategy=place)
         return kind.remote(str(out.resolve()))
 
-    def _submit(self, ray: Any, desk: Any, group: Group, memory: float) -> dict[Any, Task]:
+    def _submit(self, ray: Any, desk: Any, group: _Group, memory: float) -> dict[Any, Task]:
         """A group's batches and rows, all at once: rows wait for their batches within Ray."""
         given = self.resources.for_device(group.tasks[0].spec.device)
         given.check_room(ray, 1, "rows", may_grow=self.address is not None)
@@ -196,7 +196,7 @@ class RayEngine:
         self,
         ray: Any,
         desk: Any,
-        groups: list[Group],
+        groups: list[_Group],
         out: Path,
         memory: float,
         console: Console,

@@ -101,10 +101,10 @@ def higher_is_better(metric: str) -> bool:
     return _HIGHER_IS_BETTER[metric]
 
 
-def mean(scores: Iterable[Score]) -> Means:
+def _mean(scores: Iterable[Score]) -> Means:
     """The mean of some scores.
 
-    >>> mean([Score(10.0, 3), Score(30.0, 1)])
+    >>> _mean([Score(10.0, 3), Score(30.0, 1)])
     Means(by_images=15.0, by_domains=20.0)
     """
     values = list(scores)
@@ -117,12 +117,12 @@ def mean(scores: Iterable[Score]) -> Means:
     return Means(weighted, sum(s.value for s in values) / len(values))
 
 
-def rounds(table: Cells) -> list[int]:
+def _rounds(table: Cells) -> list[int]:
     """The rounds that a table holds, in order."""
     return sorted({number for number, _ in table})
 
 
-def domains(table: Cells) -> list[str]:
+def _domains(table: Cells) -> list[str]:
     """The domains that a table holds, in the order in which they first came."""
     return list(dict.fromkeys(domain for _, domain in table))
 
@@ -130,14 +130,14 @@ def domains(table: Cells) -> list[str]:
 def round_means(table: Cells) -> dict[int, Means]:
     """The mean of each round."""
     return {
-        number: mean(score for (at, _), score in table.items() if at == number)
-        for number in rounds(table)
+        number: _mean(score for (at, _), score in table.items() if at == number)
+        for number in _rounds(table)
     }
 
 
 def total_mean(table: Cells) -> Means:
     """The mean over every domain of every round."""
-    return mean(table.values())
+    return _mean(table.values())
 
 
 def repeat_forget(table: Cells, metric: Metric = "error") -> Means | None:
@@ -151,15 +151,15 @@ def repeat_forget(table: Cells, metric: Metric = "error") -> Means | None:
     Means(by_images=-5.0, by_domains=-5.0)
     """
     sign = -1.0 if higher_is_better(metric) else 1.0
-    numbers = rounds(table)
+    numbers = _rounds(table)
     if len(numbers) < 2:
         return None
     first, last = numbers[0], numbers[-1]
-    both = [d for d in domains(table) if (first, d) in table and (last, d) in table]
+    both = [d for d in _domains(table) if (first, d) in table and (last, d) in table]
     if not both:
         return None
-    before = mean(table[first, domain] for domain in both)
-    after = mean(table[last, domain] for domain in both)
+    before = _mean(table[first, domain] for domain in both)
+    after = _mean(table[last, domain] for domain in both)
     return Means(*(sign * (b - a) for a, b in zip(before, after, strict=True)))
 
 

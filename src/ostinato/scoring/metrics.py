@@ -50,10 +50,10 @@ class Bin(NamedTuple):
         return self.correct / self.answers if self.answers else 0.0
 
 
-def bin_answers(confidence: ArrayLike, correct: ArrayLike, bins: int = _BINS) -> tuple[Bin, ...]:
+def _bin_answers(confidence: ArrayLike, correct: ArrayLike, bins: int = _BINS) -> tuple[Bin, ...]:
     """Sort answers into equal bins [a, b) of confidence; 1.0 belongs to the last.
 
-    >>> [tuple(b) for b in bin_answers([0.1, 0.9, 1.0], [0, 1, 0], bins=2)]
+    >>> [tuple(b) for b in _bin_answers([0.1, 0.9, 1.0], [0, 1, 0], bins=2)]
     [(1, 0.1, 0), (2, 1.9, 1)]
     """
     values = np.asarray(confidence, dtype=np.float64).ravel()
@@ -65,10 +65,10 @@ def bin_answers(confidence: ArrayLike, correct: ArrayLike, bins: int = _BINS) ->
     return tuple(Bin(int(n), float(c), int(h)) for n, c, h in zip(count, total, hits, strict=True))
 
 
-def add_bins(many: Iterable[Sequence[tuple[int, float, int]]]) -> tuple[Bin, ...]:
+def _add_bins(many: Iterable[Sequence[tuple[int, float, int]]]) -> tuple[Bin, ...]:
     """Add the bins of several batches.
 
-    >>> [tuple(b) for b in add_bins([[(1, 0.5, 1)], [(1, 0.25, 0)]])]
+    >>> [tuple(b) for b in _add_bins([[(1, 0.5, 1)], [(1, 0.25, 0)]])]
     [(2, 0.75, 1)]
     """
     stacked = [np.asarray(bins, dtype=np.float64) for bins in many]
@@ -83,7 +83,7 @@ def add_bins(many: Iterable[Sequence[tuple[int, float, int]]]) -> tuple[Bin, ...
 def calibration_error(bins: Sequence[Bin]) -> float | None:
     """Expected calibration error (ECE): the mean |accuracy − confidence|, weighted by answers.
 
-    >>> round(calibration_error(bin_answers([0.8, 0.8], [1, 0])), 6)
+    >>> round(calibration_error(_bin_answers([0.8, 0.8], [1, 0])), 6)
     0.3
     """
     total = sum(b.answers for b in bins)
@@ -104,8 +104,8 @@ def reliability(records: Iterable[Record], bins: int = _BINS) -> tuple[Bin, ...]
             confidence.extend(record.confidence)
             hits.extend(map(int, record.hits))
     if confidence:
-        binned.append(bin_answers(confidence, hits, bins))
-    return add_bins(binned)
+        binned.append(_bin_answers(confidence, hits, bins))
+    return _add_bins(binned)
 
 
 def class_iou(confusion: ArrayLike) -> NDArray[np.float64]:
@@ -139,13 +139,13 @@ def mean_iou(confusion: ArrayLike) -> NDArray[np.float64]:
     return result
 
 
-def score_images(logits: Tensor, labels: Tensor) -> tuple[str, tuple[float, ...]]:
+def _score_images(logits: Tensor, labels: Tensor) -> tuple[str, tuple[float, ...]]:
     """Right or wrong ("1"/"0") and the confidence of every image.
 
     An answer that is not a number is wrong, with no confidence.
 
     >>> import torch
-    >>> score_images(torch.tensor([[2.0, 0.0], [0.0, 0.0]]), torch.tensor([0, 1]))
+    >>> _score_images(torch.tensor([[2.0, 0.0], [0.0, 0.0]]), torch.tensor([0, 1]))
     ('10', (0.8808, 0.5))
     """
     if labels.shape != logits.shape[:1]:
@@ -199,7 +199,7 @@ def score_pixels(
         for one, truth in zip(answer, labels, strict=True)
     )
     sure = confidence[counted].nan_to_num(0.0).cpu().numpy()
-    return confusion, bin_answers(sure, (answer == labels)[counted].cpu().numpy())
+    return confusion, _bin_answers(sure, (answer == labels)[counted].cpu().numpy())
 
 
 def record_step(
@@ -222,7 +222,7 @@ def record_step(
     confusion: tuple[tuple[int, ...], ...] = ()
     bins: tuple[Bin, ...] = ()
     if batch.labels.ndim == 1:
-        hits, confidence = score_images(logits, batch.labels)
+        hits, confidence = _score_images(logits, batch.labels)
         correct, counted = hits.count("1"), len(hits)
     else:
         confusion, bins = score_pixels(logits, batch.labels)

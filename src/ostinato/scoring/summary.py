@@ -8,6 +8,7 @@ import numpy as np
 
 from ostinato.config import Config
 from ostinato.errors import DataError
+from ostinato.scoring._routing import Routing, routing
 from ostinato.scoring.forgetting import (
     Metric,
     cells,
@@ -17,7 +18,6 @@ from ostinato.scoring.forgetting import (
 )
 from ostinato.scoring.metrics import Cost, calibration_error, class_iou, cost, reliability
 from ostinato.scoring.record import Record
-from ostinato.scoring.routing import Routing, domains_over_time, routing
 
 
 class CellScore(Config):
@@ -141,3 +141,22 @@ def _classes(records: Sequence[Record], names: Sequence[str]) -> tuple[ClassScor
         ClassScore(name=name, value=100.0 * float(value) if np.isfinite(value) else None)
         for name, value in zip(names, class_iou(total), strict=True)
     )
+
+
+def domains_over_time(records: Sequence[Record]) -> list[int]:
+    """K after every batch: distinct domains chosen so far, once the evidence had settled.
+
+    >>> row = dict(run="a", domain="fog", images=1, correct=1, counted=1)
+    >>> choice = lambda i: {"domain": i, "is_new": False, "distance": 0, "threshold": 1}
+    >>> domains_over_time(
+    ...     [Record(index=n, decision=choice(i), **row) for n, i in enumerate([4, 4, 6])]
+    ... )
+    [1, 1, 2]
+    """
+    seen: set[int] = set()
+    count = []
+    for record in records:
+        if record.decision is not None and record.decision.settled:
+            seen.update(record.decision.per_sample or (record.decision.domain,))
+        count.append(len(seen))
+    return count

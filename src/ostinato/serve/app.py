@@ -6,38 +6,38 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Annotated, Any
 
-from fastapi import Depends, FastAPI, HTTPException, Request, Security
+from fastapi import Depends, FastAPI, HTTPException, Query, Request, Security
 from fastapi.security import HTTPBearer
 
 from ostinato import __version__
+from ostinato.serve._operations import Operations
 from ostinato.serve.errors import add_handlers
 from ostinato.serve.fleet import Fleet
 from ostinato.serve.guard import Guard
 from ostinato.serve.keys import Keys
-from ostinato.serve.operations import Operations
 from ostinato.serve.schema import Role
 
-DESCRIPTION = """One source model, and for every stream its own domains, experts, prior and trust.
+_DESCRIPTION = """One source model, and for every stream its own domains, experts, prior and trust.
 
 Send `Authorization: Bearer KEY` where the server asks for keys. Every key has roles: `predict`
 asks for answers, `read` looks at streams, `operate` changes them."""
 
 
-BEARER = HTTPBearer(auto_error=False, description="an API key of this server")
+_BEARER = HTTPBearer(auto_error=False, description="an API key of this server")
 
 
 # What requests depend on is made on the event loop: a thread takes longer to begin.
 
 
-async def fleet_of(request: Request) -> Fleet:
+async def _fleet_of(request: Request) -> Fleet:
     """The fleet behind a request."""
     fleet: Fleet = request.app.state.fleet
     return fleet
 
 
-async def operations_of(request: Request) -> Operations:
+async def _operations_of(request: Request) -> Operations:
     """Operators' work on it."""
-    return Operations(await fleet_of(request))
+    return Operations(await _fleet_of(request))
 
 
 def roles_of(request: Request) -> frozenset[Role]:
@@ -60,7 +60,7 @@ def _key(header: str) -> str | None:
 def needs(role: Role) -> Any:
     """A dependency: only who has this role comes further."""
 
-    async def check(request: Request, shown: Annotated[Any, Security(BEARER)]) -> None:
+    async def check(request: Request, shown: Annotated[Any, Security(_BEARER)]) -> None:
         roles = roles_of(request)
         if not roles:
             raise HTTPException(
@@ -72,8 +72,12 @@ def needs(role: Role) -> Any:
     return Depends(check)
 
 
-Fleeted = Annotated[Fleet, Depends(fleet_of)]
-Operated = Annotated[Operations, Depends(operations_of)]
+Fleeted = Annotated[Fleet, Depends(_fleet_of)]
+After = Annotated[int, Query(ge=0, le=2**53, description="events after this id")]
+Most = Annotated[int, Query(ge=1, le=10_000)]
+PULSE = 1.0
+"""Seconds between two messages of the live page."""
+Operated = Annotated[Operations, Depends(_operations_of)]
 
 
 def bare_app(
@@ -92,6 +96,13 @@ def bare_app(
     )
 
 
+def add_page(app: FastAPI) -> None:
+    """The live page, and whether the server is alive and ready."""
+    from ostinato.serve import _routes_page
+
+    app.include_router(_routes_page.router)
+
+
 def make_app(fleet: Fleet, opened: Callable[[], None] | None = None) -> FastAPI:
     """The application; it starts the fleet with itself and stops it at its end.
 
@@ -99,7 +110,7 @@ def make_app(fleet: Fleet, opened: Callable[[], None] | None = None) -> FastAPI:
         fleet: not started yet.
         opened: called once all streams are back.
     """
-    from ostinato.serve import routes_operate, routes_page, routes_predict, routes_read
+    from ostinato.serve import _routes_operate, _routes_predict, _routes_read
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -111,11 +122,12 @@ def make_app(fleet: Fleet, opened: Callable[[], None] | None = None) -> FastAPI:
         finally:
             fleet.stop()
 
-    app = bare_app(lifespan, DESCRIPTION)
+    app = bare_app(lifespan, _DESCRIPTION)
     keys = Keys(fleet.store)
     app.state.fleet, app.state.keys = fleet, keys
-    for module in (routes_predict, routes_operate, routes_read, routes_page):
+    for module in (_routes_predict, _routes_operate, _routes_read):
         app.include_router(module.router)
+    add_page(app)
     add_handlers(app)
 
     def counted(scope: Any, status: int, seconds: float) -> None:

@@ -16,10 +16,10 @@ from torch import Tensor
 
 from ostinato.errors import OstinatoError
 from ostinato.methods.ostinato.common import Answer
-from ostinato.serve.answers import Ranked
-from ostinato.serve.forwards import Forwards
-from ostinato.serve.stream import Stream
-from ostinato.serve.threads import Working
+from ostinato.serve._answers import Ranked
+from ostinato.serve._forwards import Forwards
+from ostinato.serve._stream import Stream
+from ostinato.serve._threads import Working
 
 
 class Busy(OstinatoError):

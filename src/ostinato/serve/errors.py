@@ -10,14 +10,14 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from ostinato.errors import ConfigError, InputError, OstinatoError, StateError
+from ostinato.serve._pixels import TooLarge
+from ostinato.serve._record import SequenceConflict
 from ostinato.serve.batching import Away, Busy
 from ostinato.serve.fleet import NoStream, TooMany
-from ostinato.serve.pixels import TooLarge
-from ostinato.serve.record import SequenceConflict
 from ostinato.serve.schema import Problem
 from ostinato.serve.store import StorageError
 
-STATUS: tuple[tuple[type[Exception], int], ...] = (
+_STATUS: tuple[tuple[type[Exception], int], ...] = (
     (Away, 503),
     (Busy, 429),
     (NoStream, 404),
@@ -30,21 +30,21 @@ STATUS: tuple[tuple[type[Exception], int], ...] = (
     (StorageError, 503),
     (OSError, 503),
 )
-TEXTS = {401: "no key, or none of this server's", 403: "the key's roles do not allow this"}
-TEXTS |= {404: "no such stream", 409: "not possible in this state", 413: "too large"}
-TEXTS |= {422: "cannot be used", 429: "busy: come back after Retry-After seconds"}
+_TEXTS = {401: "no key, or none of this server's", 403: "the key's roles do not allow this"}
+_TEXTS |= {404: "no such stream", 409: "not possible in this state", 413: "too large"}
+_TEXTS |= {422: "cannot be used", 429: "busy: come back after Retry-After seconds"}
 
 
 def responses(*codes: int) -> dict[int | str, dict[str, Any]]:
     """What OpenAPI says of errors."""
-    return {code: {"model": Problem, "description": TEXTS[code]} for code in (401, 403, *codes)}
+    return {code: {"model": Problem, "description": _TEXTS[code]} for code in (401, 403, *codes)}
 
 
 def add_handlers(app: FastAPI) -> None:
     """Answer every error with one sentence in JSON."""
 
     async def known(request: Request, error: Exception) -> JSONResponse:
-        status = next((code for kind, code in STATUS if isinstance(error, kind)), 500)
+        status = next((code for kind, code in _STATUS if isinstance(error, kind)), 500)
         headers = {}
         if isinstance(error, Busy):
             headers["retry-after"] = str(max(1, round(error.seconds)))

@@ -23,27 +23,27 @@ from ostinato.methods.ostinato.common import Answer
 from ostinato.methods.ostinato.streams import StreamMethod
 from ostinato.ops.blocks import find_blocks
 from ostinato.ops.snapshot import State
-from ostinato.serve.answers import seen
+from ostinato.serve._answers import seen
+from ostinato.serve._forwards import Forwards
+from ostinato.serve._learning import Learner
+from ostinato.serve._metrics import Metrics
+from ostinato.serve._stream import Entry, Stream
+from ostinato.serve._unwritten import Promise
+from ostinato.serve._watch import UNDONE
 from ostinato.serve.batching import Batcher, Job
-from ostinato.serve.forwards import Forwards
-from ostinato.serve.learning import Learner
 from ostinato.serve.loading import Served, method_config
-from ostinato.serve.metrics import Metrics
 from ostinato.serve.settings import Settings, check_name
 from ostinato.serve.snapshots import sweep, whole_states
 from ostinato.serve.store import SnapshotRow, StorageError, Store, StreamRow
-from ostinato.serve.stream import Entry, Stream
-from ostinato.serve.unwritten import Promise
-from ostinato.serve.watch import UNDONE
 from ostinato.serve.writer import SnapshotJob, Writer
 
-AT_HAND = 64
+_AT_HAND = 64
 """Answers of a stream that are kept in memory; older ones are looked up on disk."""
-COPIES = 2
+_COPIES = 2
 """States that wait to be written at most: each is a copy, and all may be due at once."""
-SOON = 0.005
+_SOON = 0.005
 """Seconds between two looks at whether fewer wait."""
-AGAIN = 5.0
+_AGAIN = 5.0
 """Seconds after which a snapshot that failed is tried again."""
 
 
@@ -139,7 +139,7 @@ class Fleet:
             point.remove()
         for stream in self.streams.values():
             while self._crowded():
-                time.sleep(SOON)
+                time.sleep(_SOON)
             if stream.dirty:
                 self.snapshot(stream)
         self.writer.event(None, "stopped", streams=len(self.streams))
@@ -200,7 +200,7 @@ class Fleet:
         method = StreamMethod(self.served.model, method_config(self.settings, row.preset))
         # What a reset goes back to is the same for all of a preset, and kept once.
         method._initial = self._starts.setdefault(row.preset, method._initial)
-        answers = min(self.settings.answers, AT_HAND)
+        answers = min(self.settings.answers, _AT_HAND)
         made = Stream(row, method, most=self.settings.learning.queue, answers=answers)
         made.unwritten.clear()  # the start can be made again: a thousand of them need no room
         return made
@@ -333,7 +333,7 @@ class Fleet:
         """
         early, most = self.promise.early(self._unwritten()), self.settings.snapshots.updates
         for stream in sorted(self._pending(), key=lambda one: -one.unwritten.waits()):
-            if self.writer.waiting >= COPIES:
+            if self.writer.waiting >= _COPIES:
                 return
             due = stream.unwritten.waits() >= early or stream.dirty >= most
             if due and stream is not learning:
@@ -342,7 +342,7 @@ class Fleet:
     def _crowded(self) -> bool:
         """Whether enough states wait to be written, by a writer that gets on with it."""
         working = self.writer.alive() and self.writer.trouble is None
-        return working and self.writer.waiting >= COPIES
+        return working and self.writer.waiting >= _COPIES
 
     def _pending(self) -> list[Stream]:
         """Streams with updates that nobody has handed to the writer, but could."""
@@ -387,7 +387,7 @@ class Fleet:
         def done(future: Future[SnapshotRow]) -> None:
             if not future.cancelled() and future.exception() is not None:
                 unwritten.failed(handed)
-                self._retry[stream.id] = time.monotonic() + AGAIN
+                self._retry[stream.id] = time.monotonic() + _AGAIN
 
         job.finished = finished
         job.done.add_done_callback(done)

@@ -13,14 +13,14 @@ from starlette.exceptions import HTTPException
 
 from ostinato.serve.settings import Settings
 
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-SAFE = ("GET", "HEAD", "OPTIONS")
-LOCAL = ("127.0.0.1", "localhost", "[::1]", "::1")
-SMALL = 64 * 1024
+_Message = MutableMapping[str, Any]
+_Receive = Callable[[], Awaitable[_Message]]
+_Send = Callable[[_Message], Awaitable[None]]
+_SAFE = ("GET", "HEAD", "OPTIONS")
+_LOCAL = ("127.0.0.1", "localhost", "[::1]", "::1")
+_SMALL = 64 * 1024
 """Bytes of a body that holds neither images nor states."""
-HEADERS = (
+_HEADERS = (
     (
         b"content-security-policy",
         b"default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; "
@@ -41,10 +41,10 @@ class TooMuch(HTTPException):
         super().__init__(413, "The request is too long.")
 
 
-class Buckets:
+class _Buckets:
     """So many requests a second of each caller, with a second's worth at once.
 
-    >>> buckets = Buckets(rate=2.0)
+    >>> buckets = _Buckets(rate=2.0)
     >>> [buckets.take("a", now=0.0) for _ in range(3)], buckets.take("a", now=0.6)
     ([0.0, 0.0, 0.5], 0.0)
     """
@@ -86,22 +86,22 @@ class Guard:
         known: Callable[[str], str | None],
     ) -> None:
         self.app, self.settings, self.counted, self.known = app, settings, counted, known
-        self.buckets = Buckets(settings.limits.rate)
-        self.names = {*LOCAL, settings.host, *settings.names}
+        self.buckets = _Buckets(settings.limits.rate)
+        self.names = {*_LOCAL, settings.host, *settings.names}
 
-    async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Any, receive: _Receive, send: _Send) -> None:
         """Let a request through, or answer it here."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
         started, status = time.perf_counter(), 500
 
-        async def sending(message: Message) -> None:
+        async def sending(message: _Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
                 given = {name for name, _ in message["headers"]}
-                more = [one for one in HEADERS if one[0] not in given]
+                more = [one for one in _HEADERS if one[0] not in given]
                 message["headers"] = [*message["headers"], *more]
             await send(message)
 
@@ -121,7 +121,7 @@ class Guard:
             name = host.rpartition(":")[0] if not host.endswith("]") else host
             if (name or host) not in self.names and host not in self.names:
                 return 421, f"This server is not {host[:100]!r}.", 0.0
-        if scope["method"] not in SAFE and not _same_site(headers, host):
+        if scope["method"] not in _SAFE and not _same_site(headers, host):
             return 403, "Requests from other sites' pages change nothing here.", 0.0
         caller = self.known(headers.get(b"authorization", ""))
         wait = self.buckets.take(caller or str((scope.get("client") or ("?",))[0]))
@@ -138,13 +138,13 @@ class Guard:
         limits = self.settings.limits
         if path.endswith("/predict"):
             return int(limits.body_mb * 2**20)
-        return int(limits.state_mb * 2**20) if path.endswith("/import") else SMALL
+        return int(limits.state_mb * 2**20) if path.endswith("/import") else _SMALL
 
-    async def _limited(self, scope: Any, receive: Receive, send: Send) -> None:
+    async def _limited(self, scope: Any, receive: _Receive, send: _Send) -> None:
         """Count a body as it arrives: who announces no length is held to the same limit."""
         left, begun = self._most(scope["path"]), False
 
-        async def receiving() -> Message:
+        async def receiving() -> _Message:
             nonlocal left
             message = await receive()
             left -= len(message.get("body", b""))
@@ -152,7 +152,7 @@ class Guard:
                 raise TooMuch
             return message
 
-        async def noting(message: Message) -> None:
+        async def noting(message: _Message) -> None:
             nonlocal begun
             begun = True
             await send(message)
@@ -171,7 +171,7 @@ def _same_site(headers: dict[bytes, str], host: str) -> bool:
     return origin is None or urlsplit(origin).netloc == host
 
 
-async def _say(send: Send, status: int, text: str, wait: float) -> None:
+async def _say(send: _Send, status: int, text: str, wait: float) -> None:
     body = json.dumps({"error": text}).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
     if wait:

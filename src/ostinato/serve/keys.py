@@ -14,14 +14,14 @@ from ostinato.serve.schema import ROLES, Role
 from ostinato.serve.settings import check_name
 from ostinato.serve.store import StorageError, Store
 
-FRESH = 2.0
+_FRESH = 2.0
 """Seconds after which a server looks for keys that were added or revoked."""
 
 
-def hashed(key: str) -> str:
+def _hashed(key: str) -> str:
     """A key has 256 random bits: one hash is as good as many.
 
-    >>> len(hashed("ost_x"))
+    >>> len(_hashed("ost_x"))
     64
     """
     return hashlib.sha256(key.encode()).hexdigest()
@@ -41,7 +41,7 @@ def add_key(store: Store, name: str, roles: Iterable[str]) -> str:
         with store.changing() as connection:
             connection.execute(
                 "INSERT INTO keys(name, hash, roles, made) VALUES (?, ?, ?, ?)",
-                (name, hashed(key), " ".join(given), time.time()),
+                (name, _hashed(key), " ".join(given), time.time()),
             )
     except sqlite3.IntegrityError:
         raise ConfigError(f"There is a key {name!r} already: revoke it first.") from None
@@ -75,7 +75,7 @@ class Keys:
     def __init__(self, store: Store) -> None:
         self.store = store
         self._known: dict[str, tuple[str, frozenset[Role]]] = {}
-        self._read_at = -FRESH
+        self._read_at = -_FRESH
         self._refresh()
         self.closed = bool(self._known)
 
@@ -86,7 +86,7 @@ class Keys:
             return "", frozenset(ROLES)
         if not key:
             return "", frozenset()
-        mine = hashed(key)
+        mine = _hashed(key)
         for known, found in self._known.items():
             if hmac.compare_digest(known, mine):
                 return found
@@ -94,7 +94,7 @@ class Keys:
 
     def _refresh(self) -> None:
         now = time.monotonic()
-        if now - self._read_at < FRESH:
+        if now - self._read_at < _FRESH:
             return
         self._read_at = now
         try:

@@ -12,7 +12,7 @@ from ostinato.methods.ostinato.settings import PRESETS, OstinatoConfig
 from ostinato.methods.ostinato.streams import SharedModel
 from ostinato.models import fingerprint, output_names
 from ostinato.ops.statistics import SourceStatistics
-from ostinato.serve.pixels import Fit
+from ostinato.serve._pixels import Fit
 from ostinato.serve.settings import Settings
 
 
@@ -42,7 +42,7 @@ class Served:
 def load_served(settings: Settings) -> Served:
     """Load the model that the settings name, with its source statistics."""
     from ostinato.models.loading import check_model, load_model
-    from ostinato.running.fit import resolve_device
+    from ostinato.running.devices import resolve_device
     from ostinato.running.spec import Spec
 
     device = resolve_device(settings.device)

@@ -16,29 +16,31 @@ import torch
 from ostinato.errors import StateError
 from ostinato.methods.ostinato.streams import StreamMethod
 from ostinato.ops.snapshot import State, load_state
+from ostinato.serve._pixels import digest
 from ostinato.serve.loading import Served, method_config
-from ostinato.serve.pixels import digest
 from ostinato.serve.settings import Settings
 from ostinato.serve.store import Store
 
 
 @dataclass
-class Life:
+class _Life:
     """One life in the log: how it began, and the digests learned in it."""
 
     began: dict[str, Any]
     learned: list[str] = field(default_factory=list)
 
 
-def read_lives(events: list[tuple[int, int | None, float, str, dict[str, Any]]]) -> dict[str, Life]:
+def _read_lives(
+    events: list[tuple[int, int | None, float, str, dict[str, Any]]],
+) -> dict[str, _Life]:
     """Lives by name, from a stream's events."""
-    lives: dict[str, Life] = {}
+    lives: dict[str, _Life] = {}
     for *_, kind, body in events:
         if kind not in ("began", "learned"):
             continue
-        name, number = split_version(body["version"])
+        name, number = _split_version(body["version"])
         if kind == "began":
-            lives[name] = Life(body)
+            lives[name] = _Life(body)
             continue
         life = lives.get(name)
         if life is None or len(life.learned) != number - 1:
@@ -47,26 +49,26 @@ def read_lives(events: list[tuple[int, int | None, float, str, dict[str, Any]]])
     return lives
 
 
-def split_version(version: str) -> tuple[str, int]:
+def _split_version(version: str) -> tuple[str, int]:
     """A version's life and number.
 
-    >>> split_version("mi3x0k2a.120")
+    >>> _split_version("mi3x0k2a.120")
     ('mi3x0k2a', 120)
     """
     life, _, number = version.rpartition(".")
     return life, int(number)
 
 
-def steps_to(lives: dict[str, Life], version: str) -> list[tuple[str, Any]]:
+def _steps_to(lives: dict[str, _Life], version: str) -> list[tuple[str, Any]]:
     """What has to be done, from the source on, to come to a version."""
-    life, number = split_version(version)
+    life, number = _split_version(version)
     if life not in lives:
         raise StateError(f"The log does not know version {version}.")
     known = lives[life]
     began, learned = known.began, known.learned[:number]
     if began.get("foreign"):
         raise StateError(f"Version {version} goes back to a state from outside the log.")
-    steps = [] if began["parent"] is None else steps_to(lives, began["parent"])
+    steps = [] if began["parent"] is None else _steps_to(lives, began["parent"])
     if began["why"] in ("reset", "freeze") and began["parent"] is not None:
         steps.append((began["why"], began))
     return [*steps, *(("learn", digest) for digest in learned)]
@@ -88,7 +90,7 @@ class Replay:
             raise StateError(f"There is no stream {name!r} in {store.folder}.")
         self.row, self.settings, self.served = row, settings, served
         self.inputs = store.place(row.id) / "inputs"
-        self.lives = read_lives(store.events(row.id, most=10**9))
+        self.lives = _read_lives(store.events(row.id, most=10**9))
         self._begin()
 
     def _begin(self) -> None:
@@ -97,8 +99,8 @@ class Replay:
 
     def to(self, version: str) -> StreamMethod:
         """The method as it was at a version; goes on from the last one where it can."""
-        steps = steps_to(self.lives, version)
-        began = self.lives[split_version(version)[0]].began
+        steps = _steps_to(self.lives, version)
+        began = self.lives[_split_version(version)[0]].began
         torch.set_num_threads(int(began["threads"]))  # sums depend on how they are split
         if steps[: len(self.done)] != self.done:
             self._begin()
@@ -137,11 +139,11 @@ def verify(store: Store, settings: Settings, served: Served, name: str) -> list[
     for snapshot in reversed(store.snapshots(again.row.id)):
         kept, _ = load_state(store.place(again.row.id) / snapshot.file)
         state = again.to(snapshot.version).export_state()
-        found.append((snapshot.version, same(kept, state)))
+        found.append((snapshot.version, _same(kept, state)))
     return found
 
 
-def same(a: State, b: State) -> bool:
+def _same(a: State, b: State) -> bool:
     """Equal to the bit."""
     return (
         a.values == b.values

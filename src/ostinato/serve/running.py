@@ -13,15 +13,15 @@ import uvicorn
 from fastapi import FastAPI
 
 from ostinato.errors import ConfigError
+from ostinato.serve._wire import choose_parser
 from ostinato.serve.app import make_app
 from ostinato.serve.fleet import Fleet
 from ostinato.serve.keys import list_keys
 from ostinato.serve.loading import load_served
 from ostinato.serve.settings import Settings
 from ostinato.serve.store import Store
-from ostinato.serve.wire import choose_parser
 
-SWITCH = 0.0001
+_SWITCH = 0.0001
 """Seconds after which a thread that computes in Python lets another one in."""
 
 
@@ -63,7 +63,7 @@ def run(settings: Settings, begun: Callable[[str], None] | None = None) -> None:
     """
     check_closed(settings)
     taken = listen(settings)
-    sys.setswitchinterval(SWITCH)
+    sys.setswitchinterval(_SWITCH)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s %(message)s")
     fleet = Fleet(settings, load_served(settings))
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
@@ -85,7 +85,7 @@ def run(settings: Settings, begun: Callable[[str], None] | None = None) -> None:
     until_told(make_app(fleet, opened), fleet, taken)
 
 
-def until_told(app: FastAPI, known: Leaves, taken: socket.socket) -> None:
+def until_told(app: FastAPI, known: _Leaves, taken: socket.socket) -> None:
     """Answer on a socket until a signal comes; live pages end by themselves then.
 
     Args:
@@ -105,7 +105,7 @@ def until_told(app: FastAPI, known: Leaves, taken: socket.socket) -> None:
     _Server(config, known).run(sockets=[taken])
 
 
-class Leaves(Protocol):
+class _Leaves(Protocol):
     """Something that is told when the server stops."""
 
     leaving: bool
@@ -114,7 +114,7 @@ class Leaves(Protocol):
 class _Server(uvicorn.Server):
     """Tells of a signal before it stops."""
 
-    def __init__(self, config: uvicorn.Config, known: Leaves) -> None:
+    def __init__(self, config: uvicorn.Config, known: _Leaves) -> None:
         super().__init__(config)
         self.known = known
 

@@ -14,7 +14,7 @@ from ostinato.ops.files import write_atomically
 from ostinato.ops.snapshot import State, encode_state
 from ostinato.serve.store import SnapshotRow, Store
 
-SUFFIX = ".safetensors"
+_SUFFIX = ".safetensors"
 
 
 def write_snapshot(
@@ -52,7 +52,7 @@ def keep_snapshot(
     """
     place = store.place(stream)
     place.mkdir(parents=True, exist_ok=True, mode=0o700)
-    file = f"{facts['version']}-{secrets.token_hex(4)}{SUFFIX}"
+    file = f"{facts['version']}-{secrets.token_hex(4)}{_SUFFIX}"
     write_atomically(place / file, data)
     made = time.time()
     numbers = (facts["version"], facts["learned"], len(facts["domains"]), len(data), made)

@@ -30,7 +30,7 @@ except ImportError:  # Windows, where nobody takes the folder twice by accident
     fcntl = None  # type: ignore[assignment]
 
 DATABASE = "index.db"
-TABLES = """
+_TABLES = """
 CREATE TABLE IF NOT EXISTS streams(
     id INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT NOT NULL UNIQUE, preset TEXT NOT NULL,
     frozen INTEGER NOT NULL, created REAL NOT NULL);
@@ -78,7 +78,7 @@ class SnapshotRow:
     made: float
 
 
-SNAPSHOT = "id, file, name, version, learned, domains, bytes, made"
+_SNAPSHOT = "id, file, name, version, learned, domains, bytes, made"
 
 
 class _Mine:
@@ -111,7 +111,7 @@ class Store:
         self._open: weakref.WeakSet[_Mine] = weakref.WeakSet()
         self._opening = threading.Lock()
         with self.changing() as connection:
-            connection.executescript(TABLES)
+            connection.executescript(_TABLES)
         self._lock: int | None = None
 
     def take(self) -> None:
@@ -243,7 +243,7 @@ class Store:
 
     def snapshots(self, stream: int) -> list[SnapshotRow]:
         """A stream's states, newest first."""
-        query = f"SELECT {SNAPSHOT} FROM snapshots WHERE stream = ? ORDER BY id DESC"
+        query = f"SELECT {_SNAPSHOT} FROM snapshots WHERE stream = ? ORDER BY id DESC"
         return [SnapshotRow(*row) for row in self.rows(query, (stream,))]
 
     def remove_snapshot(self, stream: int, row: SnapshotRow) -> None:

@@ -19,23 +19,23 @@ from typing import Any, TypeAlias
 from ostinato.errors import StateError
 from ostinato.ops.allocator import give_back
 from ostinato.ops.snapshot import State
+from ostinato.serve._threads import Working
 from ostinato.serve.snapshots import keep_latest, write_snapshot
 from ostinato.serve.store import SnapshotRow, Store
-from ostinato.serve.threads import Working
 
 Row: TypeAlias = tuple[str, tuple[Any, ...]]
 """A table, and what goes into it; a stream's id comes first."""
-PENDING = 20_000
+_PENDING = 20_000
 """Events and answers kept while nothing can be written; older ones are dropped, and counted."""
-RETRY = 1.0
+_RETRY = 1.0
 """Seconds between attempts while nothing can be written."""
-REST = 10.0
+_REST = 10.0
 """Seconds without anything to write after which free memory goes back to the system."""
-PRUNE = 2000
+_PRUNE = 2000
 """Rows after which old ones are removed."""
 
 
-def append_whole(log: str, lines: bytes) -> None:
+def _append_whole(log: str, lines: bytes) -> None:
     """Add lines to a file, all of them or none; "-" is standard output."""
     if log == "-":
         print(lines.decode(), end="", flush=True)
@@ -99,7 +99,7 @@ class Writer(Working):
         self._rows: deque[Row] = deque()
         self._jobs: deque[SnapshotJob] = deque()
         self._job: SnapshotJob | None = None  # the one that is being written
-        self._lines: deque[bytes] = deque(maxlen=PENDING)  # for the log
+        self._lines: deque[bytes] = deque(maxlen=_PENDING)  # for the log
         self._idle = False
         self._unpruned: dict[int, int] = {}
         self._resting = True  # nothing was done since free memory went back
@@ -160,7 +160,7 @@ class Writer(Working):
     def _put(self, table: str, row: tuple[Any, ...]) -> None:
         with self._ready:
             self._rows.append((table, row))
-            while len(self._rows) > PENDING:
+            while len(self._rows) > _PENDING:
                 self._rows.popleft()
                 self.dropped += 1
             self._ready.notify()
@@ -213,7 +213,7 @@ class Writer(Working):
         Not under load: what is free is used again within a second. Each thread has its own, so
         that bodies that wait to be learned from do not come between the tensors of forwards.
         """
-        came = self._ready.wait(None if self._resting else REST)
+        came = self._ready.wait(None if self._resting else _REST)
         if not came and not self._resting:
             self._resting = True
             give_back()
@@ -253,13 +253,13 @@ class Writer(Working):
 
     def _write_lines(self) -> None:
         if self._lines and self.log is not None:
-            append_whole(self.log, b"".join(self._lines))
+            _append_whole(self.log, b"".join(self._lines))
             self._lines.clear()
 
     def _prune(self, connection: sqlite3.Connection, streams: list[int]) -> None:
         for stream in streams:
             self._unpruned[stream] = self._unpruned.get(stream, 0) + 1
-        for stream in [s for s, count in self._unpruned.items() if count >= PRUNE]:
+        for stream in [s for s, count in self._unpruned.items() if count >= _PRUNE]:
             self._unpruned[stream] = 0
             for table, most in self.most.items():
                 connection.execute(
@@ -297,7 +297,7 @@ class Writer(Working):
                 self._lines.clear()
                 return
             self._rows.extendleft(reversed(rows))
-            self._ready.wait(RETRY)
+            self._ready.wait(_RETRY)
 
 
 def _without_traceback(error: BaseException | None) -> None:

@@ -23,8 +23,8 @@ def check_amounts(hours: float | None, batches: int | None, jobs: int) -> None:
 def write_page(folders: tuple[Path, ...], out: Path) -> bool:
     """The page and the numbers of one or more pieces; whether everything holds."""
     from ostinato.ops.files import write_atomically
-    from ostinato.soak.page import render
-    from ostinato.soak.tenths import as_json, check_alike, read_piece, verdicts
+    from ostinato.soak._page import render
+    from ostinato.soak._tenths import as_json, check_alike, read_piece, verdicts
 
     pieces = [read_piece(folder) for folder in folders]
     check_alike(pieces)

@@ -7,8 +7,8 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from threading import Event
 
+from ostinato.soak._supervisor import SHOWN, progress, soak
 from ostinato.soak.plan import Plan, settle_plan
-from ostinato.soak.supervisor import SHOWN, progress, soak
 
 
 def run_pieces(

@@ -16,13 +16,13 @@ from ostinato.domains.verdict import SOURCE
 from ostinato.errors import ConfigError
 from ostinato.models import Normalize
 from ostinato.ops.precision import Precision
-from ostinato.speed.memory import Kept, LiveTensors, peak
-from ostinato.speed.traffic import Traffic
-from ostinato.speed.ways import NEW, USUAL, WARM_DOMAINS, Setting, Way, make_way, ours, trusting
+from ostinato.speed._memory import Kept, LiveTensors, peak
+from ostinato.speed._traffic import Traffic
+from ostinato.speed._ways import NEW, USUAL, WARM_DOMAINS, Setting, Way, make_way, ours, trusting
 
 __all__ = ["LiveTensors", "Speed", "measure_routing", "measure_speed", "measure_stream"]
 
-STREAMED: dict[str, dict[str, Any]] = {
+_STREAMED: dict[str, dict[str, Any]] = {
     "forward-only": {"preset": "forward-only"},
     "robust": {"preset": "robust"},
     "robust, spare=0": {"preset": "robust", "spare": 0},
@@ -73,7 +73,7 @@ def measure_speed(
     normalize: Normalize = "model",
     compile: bool = True,
     images_from: Path | None = None,
-    ways: Sequence[str] = USUAL,
+    ways: Sequence[str] | None = None,
     domains: int = 1,
     mixed: bool = False,
     profile: Callable[[Sequence[Way], Setting], None] | None = None,
@@ -93,7 +93,8 @@ def measure_speed(
         normalize: the model's input convention.
         compile: whether ours compiles blocks on a GPU; otherwise it is as by default.
         images_from: a folder of photographs to make batches of; drawn scenes unless given.
-        ways: which ones; "forward" is always there. Any registered method may be named.
+        ways: which ones; the usual ones where None. "forward" is always there. Any registered
+            method may be named.
         domains: how many domains our method knows.
         mixed: let every batch hold images of up to 15 of them.
         profile: called with the ways once they were timed.
@@ -113,7 +114,7 @@ def measure_speed(
     )
     made: list[Way] = []
     kept: dict[str, int] = {}
-    for name in dict.fromkeys(["forward", *ways]):
+    for name in dict.fromkeys(["forward", *(USUAL if ways is None else ways)]):
         with Kept(device) as memory:
             made.append(make_way(name, setting))
         kept[name] = memory.bytes
@@ -145,7 +146,7 @@ def measure_stream(
     normalize: Normalize = "model",
     compile: bool = True,
     images_from: Path | None = None,
-    chosen: Mapping[str, Mapping[str, Any]] = STREAMED,
+    chosen: Mapping[str, Mapping[str, Any]] = _STREAMED,
     domains: int = 15,
     images: int = 1200,
     rounds: int = 3,

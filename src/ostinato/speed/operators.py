@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from ostinato.speed.ways import Setting, Way
+from ostinato.speed._ways import Setting, Way
 
 STEPS, ROWS = 3, 30
 

@@ -10,7 +10,7 @@ from rich.console import Console
 from ostinato.errors import ConfigError, MissingResource, OstinatoError
 from ostinato.registry import METHODS, TABLES
 from ostinato.scoring.summary import Summary
-from ostinato.tables.cells import (
+from ostinato.tables._cells import (
     class_block,
     printed_row,
     seed_note,
@@ -18,12 +18,12 @@ from ostinato.tables.cells import (
     views_name,
     weights_name,
 )
-from ostinato.tables.plan import Plan, PlannedRow, insists, plan_table
-from ostinato.tables.render import ClassBlock, Heading, TableResult, TableRow
+from ostinato.tables._plan import Plan, PlannedRow, insists, plan_table
+from ostinato.tables._render import ClassBlock, Heading, TableResult, TableRow
+from ostinato.tables._rows import by_stream, run_ahead, run_group
+from ostinato.tables._table import Measure, Table
+from ostinato.tables._together import Workers, run_together
 from ostinato.tables.request import Outcome, Request
-from ostinato.tables.rows import by_stream, run_ahead, run_group
-from ostinato.tables.table import Measure, Table
-from ostinato.tables.together import Workers, run_together
 
 _BESIDE = "img/s: up to {} rows ran side by side on one machine; alone, each is faster."
 
@@ -32,7 +32,7 @@ def build_table(name: str, request: Request, console: Console | None = None) -> 
     """Plan the table, run what is missing, and put it together."""
     table: Table = TABLES[name]
     if table.name == "parameters":
-        from ostinato.tables.parameters import parameter_rows
+        from ostinato.tables._parameters import parameter_rows
 
         return _result(*parameter_rows(table, request))
     if request.parts:

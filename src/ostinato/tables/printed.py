@@ -13,8 +13,8 @@ from ostinato.errors import UnknownName, did_you_mean
 from ostinato.scoring.forgetting import Cells, Metric, Score
 from ostinato.tables import _printed_rows as rows
 
-Kind: TypeAlias = Literal["score", "round mean", "mean", "rf", "gain", "count", "diff", "share"]
-Protocol: TypeAlias = Literal["raw", "normalised", "reservoir"]
+_Kind: TypeAlias = Literal["score", "round mean", "mean", "rf", "gain", "count", "diff", "share"]
+_Protocol: TypeAlias = Literal["raw", "normalised", "reservoir"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Column:
     """
 
     heading: str
-    kind: Kind
+    kind: _Kind
     domain: str = ""
     round: int | None = None
 
@@ -73,7 +73,7 @@ class Row:
     needs: tuple[str, ...] = ()
     predicts: str = ""
     note: str = ""
-    protocol: Protocol = "raw"
+    protocol: _Protocol = "raw"
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ class PrintedTable:
         }
 
 
-_ORIGIN: Mapping[Protocol, Literal["paper", "elsewhere"]] = {
+_ORIGIN: Mapping[_Protocol, Literal["paper", "elsewhere"]] = {
     "raw": "paper",
     "normalised": "elsewhere",
     "reservoir": "elsewhere",
@@ -141,7 +141,7 @@ def _row(
     method: str,
     reference: str,
     cells: tuple[Cell, ...],
-    protocol: Protocol = "raw",
+    protocol: _Protocol = "raw",
     origin: Literal["paper", "elsewhere"] = "paper",
 ) -> Row:
     needs, predicts = rows.NEEDS.get(method, ()), rows.PREDICTS.get(method, "")
@@ -150,7 +150,7 @@ def _row(
     return Row(method, reference, cells, origin, needs, predicts, note, protocol)
 
 
-def _read(name: str, columns: tuple[Column, ...], line: str, protocol: Protocol) -> Row:
+def _read(name: str, columns: tuple[Column, ...], line: str, protocol: _Protocol) -> Row:
     method, reference, *groups = (part.strip() for part in line.split("|"))
     texts = " ".join(groups).split()
     cells = (
@@ -169,7 +169,7 @@ def _build(
     images: Mapping[str, float] | None = None,
     stronger: Mapping[str, str] | None = None,
     normalised: Mapping[str, str] | None = None,
-    protocol: Protocol = "raw",
+    protocol: _Protocol = "raw",
     notes: tuple[str, ...] = (),
 ) -> PrintedTable:
     known = [_read(name, columns, line, protocol) for line in text.strip().splitlines()]
@@ -180,7 +180,7 @@ def _build(
 
 
 def _means_alone(
-    means: Mapping[str, str], columns: tuple[Column, ...], protocol: Protocol
+    means: Mapping[str, str], columns: tuple[Column, ...], protocol: _Protocol
 ) -> Iterator[Row]:
     """Rows of which no more than the mean is known."""
     for method, mean in means.items():

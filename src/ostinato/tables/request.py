@@ -13,7 +13,7 @@ from ostinato.errors import ConfigError, OstinatoError, did_you_mean
 from ostinato.registry import METHODS
 from ostinato.running.spec import Spec, merge, parse_pairs
 from ostinato.scoring.summary import Summary
-from ostinato.tables.table import Scale, Table
+from ostinato.tables._table import Scale, Table
 
 Outcome: TypeAlias = Summary | OstinatoError
 """What became of one run."""

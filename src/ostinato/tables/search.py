@@ -17,15 +17,14 @@ import numpy as np
 from rich.console import Console
 
 from ostinato.errors import ConfigError
-from ostinato.ops.files import write_atomically
+from ostinato.ops.files import make_folder, write_atomically
 from ostinato.registry import METHODS, TABLES
-from ostinato.running.run_files import make_folder
+from ostinato.tables._plan import Plan, at_factor, label_of, plan_rows, plan_table
+from ostinato.tables._render import Heading, TableResult, TableRow, Value
+from ostinato.tables._table import Table, Variant
 from ostinato.tables.assemble import Found, facts_of, run_all
-from ostinato.tables.plan import Plan, at_factor, label_of, plan_rows, plan_table
 from ostinato.tables.printed import printed
-from ostinato.tables.render import Heading, TableResult, TableRow, Value
 from ostinato.tables.request import Request
-from ostinato.tables.table import Table, Variant
 
 FACTORS = (0.01, 0.1, 0.3, 1.0, 3.0, 10.0, 100.0)
 """An authors' rate for another architecture can be a hundred times too large or too small."""

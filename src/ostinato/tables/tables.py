@@ -12,19 +12,19 @@ from ostinato.data.mosaic import MOSAIC, MOSAIC_NOTE, STREET_NOTE
 from ostinato.data.stand_ins import LOOKS_NOTE, STAND_IN_NOTE
 from ostinato.registry import TABLES
 from ostinato.running.spec import SEEDS
+from ostinato.tables._table import Measure, Part, Table, Variant
 from ostinato.tables.printed import printed
-from ostinato.tables.table import Measure, Part, Table, Variant
 
 METHODS_FULL = (
     *("source", "pseudo_label", "tent", "cotta", "vdp", "vida", "adma"),
     *("dual_expert:paper", "ostinato:forward-only", "ostinato:robust"),
 )
 """The rows of the paper's tables, and the project's own presets."""
-METHODS_ACDC = (
+_METHODS_ACDC = (
     *("source", "tent", "cotta", "svdp", "becotta", "adma"),
     *("dual_expert:paper", "ostinato:robust"),
 )
-_METHODS_CAMVID = tuple(name for name in METHODS_ACDC if name != "adma")
+_METHODS_CAMVID = tuple(name for name in _METHODS_ACDC if name != "adma")
 
 VIT = {
     "model": "vit_base_patch16_224.augreg_in21k_ft_in1k",
@@ -82,7 +82,7 @@ _IMAGENET_PLUS_PLUS = Part(
     {**EMBEDDED, "stream": "imagenet-plus-plus", "data": {"seed": 0, "transform": "none"}},
     rates={_PAPER: 5e-4},
 )
-ACDC = Part(
+_ACDC = Part(
     "ACDC",
     {
         "model": "nvidia/segformer-b5-finetuned-cityscapes-1024-1024",
@@ -122,7 +122,7 @@ _CAMVID = Part(
         # Where a model trained on clear days keeps two thirds of its mIoU on val, as on ACDC.
         "data": {"dataset": "camvid", "rounds": 3, "severity": 2},
     },
-    {**ACDC.small, "data": {"dataset": "camvid", "rounds": 3, "limit": 10, "severity": 3}},
+    {**_ACDC.small, "data": {"dataset": "camvid", "rounds": 3, "limit": 10, "severity": 3}},
     rates={_PAPER: 3e-4},
 )
 
@@ -264,7 +264,7 @@ for _table in (
     _benchmark(_CIFAR100_C, "cifar100-c", "cifar100-c"),
     _benchmark(_IMAGENET_PLUS, "imagenet-plus", "imagenet-c", (LOOKS_NOTE,)),
     _benchmark(_IMAGENET_PLUS_PLUS, "imagenet-plus-plus", "imagenet-c", (LOOKS_NOTE,)),
-    _benchmark(ACDC, "acdc", "acdc", (MOSAIC_NOTE,), METHODS_ACDC),
+    _benchmark(_ACDC, "acdc", "acdc", (MOSAIC_NOTE,), _METHODS_ACDC),
     _benchmark(_CAMVID, "camvid", "acdc", (STREET_NOTE,), _METHODS_CAMVID),
     _EXPERTS,
     _FDD,

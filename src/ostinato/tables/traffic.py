@@ -8,7 +8,7 @@ from typing import Any
 from ostinato.data.stand_ins import STAND_IN_NOTE
 from ostinato.methods.ostinato.settings import OstinatoConfig
 from ostinato.registry import TABLES
-from ostinato.tables.table import Measure, Part, Table, Variant
+from ostinato.tables._table import Measure, Part, Table, Variant
 from ostinato.tables.tables import EMBEDDED, METHODS_FULL, VIT
 
 _LIMIT = 100
@@ -54,10 +54,10 @@ _TRAFFIC = Table(
 )
 
 
-ROUNDS = 20
+_ROUNDS = 20
 _SHOWN = (1, 2, 3, 5, 10, 15, 20)
 """The rounds that stand in the table; the report draws all of them."""
-_OFTEN = _part("Recurring", "recurring", rounds=ROUNDS)
+_OFTEN = _part("Recurring", "recurring", rounds=_ROUNDS)
 _RECURRING_20 = Table(
     "recurring-20",
     "Fifteen corruptions that return for 20 rounds: error in percent",

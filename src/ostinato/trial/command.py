@@ -10,16 +10,16 @@ from rich.console import Console
 
 from ostinato.data.datasets.base import check_severity
 from ostinato.errors import ConfigError
-from ostinato.models import VisionModel
+from ostinato.models import VisionModel, count_outputs
 from ostinato.ops.files import write_atomically
-from ostinato.running.fit import count_outputs, resolve_device
+from ostinato.running.devices import resolve_device
 from ostinato.running.provenance import describe_device
 from ostinato.running.runner import Interrupted
-from ostinato.trial.carry_out import Results, carry_out
-from ostinato.trial.estimate import DEFAULT, fitting_limit, in_words, measure_pace, seconds
-from ostinato.trial.images import Pictures, Taken, corrupted, own_domains, split, take_images
-from ostinato.trial.page import Facts, render
-from ostinato.trial.plan import Row, Traffic, all_traffic, rows
+from ostinato.trial._carry_out import Results, carry_out
+from ostinato.trial._estimate import DEFAULT, fitting_limit, in_words, measure_pace, seconds
+from ostinato.trial._images import Pictures, Taken, corrupted, own_domains, split, take_images
+from ostinato.trial._page import Facts, render
+from ostinato.trial._plan import Row, Traffic, all_traffic, rows
 from ostinato.trial.setting import (
     Preparations,
     Request,

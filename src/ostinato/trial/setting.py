@@ -20,11 +20,13 @@ from ostinato.models.loading import check_model, load_model
 from ostinato.ops.files import write_atomically
 from ostinato.ops.snapshot import save_state
 from ostinato.registry import METHODS
-from ostinato.running.fit import resolve_device
+from ostinato.running.devices import resolve_device
 from ostinato.running.spec import Spec
-from ostinato.trial.images import Taken
-from ostinato.trial.plan import PEERS, SEED, Row, Traffic
+from ostinato.trial._images import Taken
+from ostinato.trial._plan import SEED, Row, Traffic
 
+PEERS = ("eata", "rdumb")
+"""Two that keep no domains: one that is prepared on clean images, one that needs nothing."""
 _QUESTION = "trial.json"
 _STATISTICS = "statistics.safetensors"
 

@@ -135,7 +135,7 @@ def _planes(x: Tensor) -> tuple[Tensor, Tensor]:
     return luma, _halve(_within(torch.cat((cb, cr)), _upto(height, 2), _upto(width, 16)))
 
 
-def by_operators(x: Tensor, quality: int) -> Tensor:
+def _by_operators(x: Tensor, quality: int) -> Tensor:
     """(B, 3, H, W) uint8 after baseline JPEG with halved chroma, in torch on any device."""
     height, width = x.shape[-2:]
     luma, chroma = _planes(x)
@@ -148,7 +148,7 @@ def by_operators(x: Tensor, quality: int) -> Tensor:
     return torch.stack((red, green, blue), 1).clamp_(0, 255).to(torch.uint8)
 
 
-def by_codec(x: Tensor, quality: int) -> Tensor:
+def _by_codec(x: Tensor, quality: int) -> Tensor:
     """The same by Pillow, for images in the CPU's memory."""
     out = torch.empty(x.shape, dtype=torch.uint8)
     for image, made in zip(x.numpy(), out.numpy().reshape(*x.shape[:2], -1), strict=True):
@@ -163,7 +163,7 @@ def by_codec(x: Tensor, quality: int) -> Tensor:
 
 
 @lru_cache(maxsize=1)
-def codec_agrees() -> bool:
+def _codec_agrees() -> bool:
     """Whether this machine's Pillow does what the operators do; it may be built with another codec.
 
     Noise of odd size meets every wave, every kind of rounding and both borders.
@@ -171,7 +171,7 @@ def codec_agrees() -> bool:
     noise = Draws(image_keys([0], "jpeg_compression", 1)).words(0, (3, 61, 75))
     probe = (noise >> 8).to(torch.uint8)
     try:
-        return all(torch.equal(by_codec(probe, q), by_operators(probe, q)) for q in (7, 50, 80))
+        return all(torch.equal(_by_codec(probe, q), _by_operators(probe, q)) for q in (7, 50, 80))
     except OSError:  # built without JPEG
         return False
 
@@ -179,6 +179,6 @@ def codec_agrees() -> bool:
 @corruption("digital", imagenet=(25, 18, 15, 10, 7), cifar=(80, 65, 58, 50, 40), random=False)
 def jpeg_compression(x: Tensor, c: int, draws: Draws) -> Tensor:
     """What is left after baseline JPEG at quality c with halved chroma."""
-    if x.device.type == "cpu" and codec_agrees():
-        return by_codec(x, c)
-    return by_operators(x, c)
+    if x.device.type == "cpu" and _codec_agrees():
+        return _by_codec(x, c)
+    return _by_operators(x, c)

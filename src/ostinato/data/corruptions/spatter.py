@@ -38,7 +38,7 @@ def _shift(x: Tensor, down: int, right: int, fill: float) -> Tensor:
     return wide[:, 1 + down : 1 + down + height, 1 + right : 1 + right + width]
 
 
-def edges(x: Tensor, low: float, high: float) -> Tensor:
+def _edges(x: Tensor, low: float, high: float) -> Tensor:
     """Canny edges of (B, H, W): thinned gradients above `high`, or above `low` and touching one."""
     across = _correlate(x, ((-1, 0, 1), (-2, 0, 2), (-1, 0, 1)))
     down = _correlate(x, ((-1, -2, -1), (0, 0, 0), (1, 2, 1)))
@@ -93,7 +93,7 @@ def _equalise(x: Tensor) -> Tensor:
 def _water(x: Tensor, liquid: Tensor, strength: float) -> Tensor:
     """Pale drops whose shade follows the distance to their rims, lit from one side."""
     liquid = liquid.mul(255).add(1e-3).floor()
-    depth = _distance(edges(liquid, 50, 150))
+    depth = _distance(_edges(liquid, 50, 150))
     relief = _equalise(_mean3(depth).add(1e-3).floor())
     relief = _correlate(relief, _RELIEF).clamp(0, 255)
     shine = liquid * _mean3(relief).round()

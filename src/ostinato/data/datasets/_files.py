@@ -1,4 +1,4 @@
-"""Files on disk: where a data set's folder is, what its images are, and errors that help."""
+"""Files on disk: where a data set's folder is, what is in its images, and errors that help."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from ostinato.data.datasets.listing import leftovers
 from ostinato.errors import DataError
 from ostinato.text import one_line
 
-IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".tif", ".tiff"})
 MOST_PIXELS = 64_000_000
 OWN = frozenset({"folder", "array"})
 """Data sets of a user's own, which nobody can fetch."""
-_ARCHIVES = (".tar", ".tar.gz", ".tgz", ".zip")
 
 
 def decode_rgb(path: Path) -> Tensor:
@@ -70,16 +69,6 @@ def _check_pixels(picture: Image.Image) -> None:
         )
 
 
-def list_images(folder: Path) -> list[Path]:
-    """The image files directly in a folder, sorted by name."""
-    return sorted(p for p in folder.iterdir() if p.suffix.lower() in IMAGE_SUFFIXES)
-
-
-def subfolders(folder: Path) -> list[Path]:
-    """The folders directly in a folder, sorted by name; hidden ones are left out."""
-    return sorted(p for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
-
-
 def locate(root: str | Path, inner: Sequence[str], probe: Iterable[str]) -> Path | None:
     """The first of root, root/inner[0], ... that holds one of the probed paths (globs allowed)."""
     probes = tuple(probe)
@@ -113,11 +102,3 @@ def wrong_layout(name: str, root: str | Path, layout: str, missing: str) -> Data
         f"{root} is not a root of {name}: {missing} is missing. Expected layout: {layout}. "
         f"{remedy} another root."
     )
-
-
-def leftovers(root: Path) -> list[str]:
-    """Archives and half-finished downloads lying in a root."""
-    if not root.is_dir():
-        return []
-    names = sorted(p.name for p in root.iterdir() if p.is_file())
-    return [n for n in names if n.endswith((".part", *_ARCHIVES))]

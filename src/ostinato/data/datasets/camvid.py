@@ -7,9 +7,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ostinato.data.datasets._files import list_images, locate, wrong_layout
+from ostinato.data.datasets._files import locate, wrong_layout
 from ostinato.data.datasets._scenes import Scenes
 from ostinato.data.datasets.base import IGNORE
+from ostinato.data.datasets.listing import list_images
 from ostinato.errors import ConfigError
 from ostinato.registry import DATASETS
 

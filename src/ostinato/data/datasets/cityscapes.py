@@ -16,10 +16,10 @@ _EVALUATED = (7, 8, 11, 12, 13, 17, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 31, 
 """The label ids of the 19 evaluated classes, by train id."""
 
 
-def train_id_table() -> Tensor:
+def _train_id_table() -> Tensor:
     """From a Cityscapes label id (0 to 255) to its train id; 255 for the ids that do not count.
 
-    >>> table = train_id_table()
+    >>> table = _train_id_table()
     >>> [int(table[i]) for i in (7, 26, 33, 0, 255)]
     [0, 13, 18, 255, 255]
     """
@@ -55,7 +55,7 @@ class Cityscapes(Scenes):
         if found is None:
             raise wrong_layout(self.name, root, self.layout, f"leftImg8bit/{split}")
         self._start(found)
-        self._table = train_id_table()
+        self._table = _train_id_table()
         files = sorted((found / "leftImg8bit" / split).glob("*/*_leftImg8bit.png"))
         pairs = [(f, self._labels_of(f)) for f in files]
         self._add(self.name, pairs, found / "leftImg8bit")

@@ -8,8 +8,9 @@ from typing import Any, Literal, Self
 
 import torch
 
-from ostinato.data.datasets._files import list_images, subfolders, wrong_layout
-from ostinato.data.datasets._labelled import LabelledFiles, wordnet_index
+from ostinato.data.datasets._files import wrong_layout
+from ostinato.data.datasets.labelled import LabelledFiles, wordnet_index
+from ostinato.data.datasets.listing import list_images, subfolders
 from ostinato.errors import ConfigError, DataError, did_you_mean
 from ostinato.registry import DATASETS
 

@@ -8,15 +8,10 @@ import numpy as np
 from torch import Tensor
 
 from ostinato.data.corruptions import COMMON, EXTRA
-from ostinato.data.datasets._files import (
-    decode_rgb,
-    list_images,
-    locate,
-    subfolders,
-    wrong_layout,
-)
-from ostinato.data.datasets._labelled import wordnet_ids, wordnet_index
+from ostinato.data.datasets._files import decode_rgb, locate, wrong_layout
 from ostinato.data.datasets.base import Dataset, Indices, check_severity
+from ostinato.data.datasets.labelled import wordnet_ids, wordnet_index
+from ostinato.data.datasets.listing import list_images, subfolders
 from ostinato.errors import DataError
 from ostinato.registry import DATASETS
 

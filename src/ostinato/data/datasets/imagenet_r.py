@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ostinato.data.datasets._labelled import WordNetPart
+from ostinato.data.datasets.labelled import WordNetPart
 from ostinato.registry import DATASETS
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ostinato.data.datasets._labelled import WordNetFolders
+from ostinato.data.datasets.labelled import WordNetFolders
 from ostinato.registry import DATASETS
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ostinato.data.datasets._files import list_images, locate, subfolders, wrong_layout
-from ostinato.data.datasets._labelled import LabelledFiles, wordnet_ids
+from ostinato.data.datasets._files import locate, wrong_layout
+from ostinato.data.datasets.labelled import LabelledFiles, wordnet_ids
+from ostinato.data.datasets.listing import list_images, subfolders
 from ostinato.errors import ConfigError, DataError, did_you_mean
 from ostinato.registry import DATASETS
 

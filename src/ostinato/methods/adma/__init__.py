@@ -7,34 +7,18 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ostinato.methods.adma.hog import cell_size, patch_targets
+from ostinato.methods._masking import blanked, most_uncertain
+from ostinato.methods.adma._hog import cell_size, patch_targets
 from ostinato.methods.base import Input, Method, MethodConfig, MethodInfo, Objective
 from ostinato.ops.augment import cotta_view
 from ostinato.ops.features import prefix_tokens
-from ostinato.ops.masking import blanked, most_uncertain
 from ostinato.ops.teacher import restore_
 from ostinato.ops.tokens import final_tokens, find_patches, token_width
 from ostinato.registry import METHODS
 from ostinato.types import Decision
 
 
-class AdmaConfig(MethodConfig):
-    """Settings of ADMA.
-
-    >>> AdmaConfig().restore
-    0.01
-    """
-
-    lr: float = Field(1e-5, ge=0, description="learning rate")
-    ratio: float = Field(0.5, gt=0, lt=1, description="share of the tokens that is masked")
-    views: int = Field(10, ge=2, description="augmented views an uncertainty is taken from")
-    bins: int = Field(9, ge=1, description="directions of the reconstructed gradients")
-    cell: int = Field(8, ge=1, description="pixels along the side of a histogram's cell")
-    reconstruction: float = Field(0.5, ge=0, description="weight of the reconstruction")
-    restore: float = Field(0.01, ge=0, le=1, description="probability to restore a source value")
-
-
-def uncertainty(views: Tensor) -> Tensor:
+def _uncertainty(views: Tensor) -> Tensor:
     """Per token, the variance over views of its mean value.
 
     Args:
@@ -52,7 +36,23 @@ class Adma(Method):
     torch.Size([8, 5])
     """
 
-    Config = AdmaConfig
+    class Config(MethodConfig):
+        """Settings of ADMA.
+
+        >>> Adma.Config().restore
+        0.01
+        """
+
+        lr: float = Field(1e-5, ge=0, description="learning rate")
+        ratio: float = Field(0.5, gt=0, lt=1, description="share of the tokens that is masked")
+        views: int = Field(10, ge=2, description="augmented views an uncertainty is taken from")
+        bins: int = Field(9, ge=1, description="directions of the reconstructed gradients")
+        cell: int = Field(8, ge=1, description="pixels along the side of a histogram's cell")
+        reconstruction: float = Field(0.5, ge=0, description="weight of the reconstruction")
+        restore: float = Field(
+            0.01, ge=0, le=1, description="probability to restore a source value"
+        )
+
     info = MethodInfo(
         title="ADMA (Continual-MAE)",
         paper="Liu et al., CVPR 2024",
@@ -114,4 +114,4 @@ class Adma(Method):
         with final_tokens(self.model.base) as tokens:
             for _ in range(self.config.views):
                 self.logits(batch, cotta_view(batch.pixels, self.random.generator))
-        return uncertainty(torch.stack(tokens)[:, :, self.prefix :].float())
+        return _uncertainty(torch.stack(tokens)[:, :, self.prefix :].float())

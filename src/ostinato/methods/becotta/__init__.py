@@ -9,53 +9,32 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ostinato.methods._adapters import Adapted
 from ostinato.methods._settings import WarmedConfig
+from ostinato.methods._style import image_moments, style_of
 from ostinato.methods._warmed import Warmed
+from ostinato.methods._warmup import predictions, warm_up
 from ostinato.methods.base import Input, MethodInfo, Objective
-from ostinato.methods.becotta.blended import after_blocks, domain_information, route_to
+from ostinato.methods.becotta._blended import after_blocks, domain_information, route_to
 from ostinato.models import VisionModel
-from ostinato.ops.adapters import Adapted
 from ostinato.ops.augment import gaussian_blur
 from ostinato.ops.heads import select_classes
 from ostinato.ops.snapshot import State
-from ostinato.ops.style import image_moments, style_of
 from ostinato.ops.teacher import Substitute, restore_
 from ostinato.ops.views import blend_labels, mean_probabilities
-from ostinato.ops.warmup import predictions, warm_up
 from ostinato.registry import METHODS
 from ostinato.types import Decision
 
-DOMAINS = ("source", "dark", "haze", "blur")
+_DOMAINS = ("source", "dark", "haze", "blur")
 
 
-class BecottaConfig(WarmedConfig):
-    """Settings of BECoTTA.
-
-    >>> BecottaConfig(rank=4).experts
-    6
-    """
-
-    lr: float = Field(6e-7, ge=0, description="learning rate")
-    experts: int = Field(6, ge=1, description="experts after a block")
-    chosen: int = Field(3, ge=1, description="K: experts that run for an image")
-    rank: int = Field(6, ge=1, description="width of an expert's bottleneck")
-    confidence: float = Field(0.69, ge=0, lt=1, description="from which a single view is trusted")
-    scales: tuple[float, ...] = Field(
-        (0.5, 0.75, 1.0, 1.25), description="of the views, flipped too"
-    )
-    restore: float = Field(0.01, ge=0, le=1, description="probability to restore a warmed value")
-    information: float = Field(5e-4, ge=0, description="weight of the mutual information, warming")
-    warm_lr: float = Field(6e-5, gt=0, description="learning rate of the preparation")
-    warm_batch: int = Field(8, ge=1, description="images per update of the preparation")
-
-
-def as_domain(pixels: Tensor, domain: int) -> Tensor:
+def _as_domain(pixels: Tensor, domain: int) -> Tensor:
     """A source image as it might look in one of the warm-up's domains."""
-    if DOMAINS[domain] == "dark":
+    if _DOMAINS[domain] == "dark":
         return 0.35 * pixels**1.5
-    if DOMAINS[domain] == "haze":
+    if _DOMAINS[domain] == "haze":
         return 0.45 * pixels + 0.5
-    if DOMAINS[domain] == "blur":
+    if _DOMAINS[domain] == "blur":
         return gaussian_blur(pixels, torch.full((len(pixels),), 1.5, device=pixels.device))
     return pixels
 
@@ -75,7 +54,32 @@ class Becotta(Warmed):
     torch.Size([8, 5])
     """
 
-    Config = BecottaConfig
+    class Config(WarmedConfig):
+        """Settings of BECoTTA.
+
+        >>> Becotta.Config(rank=4).experts
+        6
+        """
+
+        lr: float = Field(6e-7, ge=0, description="learning rate")
+        experts: int = Field(6, ge=1, description="experts after a block")
+        chosen: int = Field(3, ge=1, description="K: experts that run for an image")
+        rank: int = Field(6, ge=1, description="width of an expert's bottleneck")
+        confidence: float = Field(
+            0.69, ge=0, lt=1, description="from which a single view is trusted"
+        )
+        scales: tuple[float, ...] = Field(
+            (0.5, 0.75, 1.0, 1.25), description="of the views, flipped too"
+        )
+        restore: float = Field(
+            0.01, ge=0, le=1, description="probability to restore a warmed value"
+        )
+        information: float = Field(
+            5e-4, ge=0, description="weight of the mutual information, warming"
+        )
+        warm_lr: float = Field(6e-5, gt=0, description="learning rate of the preparation")
+        warm_batch: int = Field(8, ge=1, description="images per update of the preparation")
+
     info = MethodInfo(
         title="BECoTTA",
         paper="Lee et al., ICML 2024",
@@ -96,7 +100,7 @@ class Becotta(Warmed):
     @classmethod
     def beside(cls, model: VisionModel, config: Any, generator: torch.Generator) -> Adapted:
         """Experts after every block, with a router for each of the domains."""
-        domains = len(DOMAINS)
+        domains = len(_DOMAINS)
         return after_blocks(model, config.experts, config.chosen, config.rank, domains, generator)
 
     @classmethod
@@ -112,8 +116,8 @@ class Becotta(Warmed):
             part.noise = seed
 
         def disguised(pixels: Tensor) -> Tensor:
-            domains = torch.randint(len(DOMAINS), (len(pixels),), generator=seed)
-            seen = [as_domain(p[None], int(d)) for p, d in zip(pixels, domains, strict=True)]
+            domains = torch.randint(len(_DOMAINS), (len(pixels),), generator=seed)
+            seen = [_as_domain(p[None], int(d)) for p, d in zip(pixels, domains, strict=True)]
             route_to(adapted, domains.to(pixels.device))
             logits: Tensor = adapted(torch.cat(seen))
             return logits
@@ -139,7 +143,7 @@ class Becotta(Warmed):
         finally:
             adapted.detach()
         guises = [
-            torch.cat([image_moments(as_domain(p, d)) for p in images.split(8)]) for d in range(4)
+            torch.cat([image_moments(_as_domain(p, d)) for p in images.split(8)]) for d in range(4)
         ]
         state.tensors["styles"] = torch.stack([_look(moments) for moments in guises])
         return state

@@ -8,29 +8,12 @@ from torch import Tensor, nn
 
 from ostinato.methods._settings import EntropyConfig
 from ostinato.methods.base import Input, Method, MethodInfo, Objective
-from ostinato.methods.deyo.shuffle import shuffle_patches
+from ostinato.methods.deyo._shuffle import shuffle_patches
 from ostinato.ops.consistency import masked_mean
 from ostinato.ops.losses import entropy_threshold, softmax_entropy
 from ostinato.ops.rates import scale_rate
 from ostinato.ops.trainable import norm_parameters
 from ostinato.registry import METHODS
-
-
-class DeyoConfig(EntropyConfig):
-    """Settings of DeYO.
-
-    >>> DeyoConfig().predict
-    'before'
-    """
-
-    lr: float = Field(1e-3, ge=0, description="learning rate for 64 images; follows the batch")
-    kappa: float = Field(0.5, gt=0, description="entropy bound, times ln C")
-    kappa_weight: float = Field(0.4, gt=0, description="entropy of weight one, times ln C")
-    plpd: float = Field(0.2, description="smallest fall of the label's probability by shuffling")
-    grid: int = Field(4, ge=1, description="patches per side that are shuffled")
-    first_blocks: int | None = Field(
-        9, ge=1, description="blocks whose norms move; None: every norm"
-    )
 
 
 @METHODS.register("deyo")
@@ -42,7 +25,24 @@ class Deyo(Method):
     torch.Size([8, 5])
     """
 
-    Config = DeyoConfig
+    class Config(EntropyConfig):
+        """Settings of DeYO.
+
+        >>> Deyo.Config().predict
+        'before'
+        """
+
+        lr: float = Field(1e-3, ge=0, description="learning rate for 64 images; follows the batch")
+        kappa: float = Field(0.5, gt=0, description="entropy bound, times ln C")
+        kappa_weight: float = Field(0.4, gt=0, description="entropy of weight one, times ln C")
+        plpd: float = Field(
+            0.2, description="smallest fall of the label's probability by shuffling"
+        )
+        grid: int = Field(4, ge=1, description="patches per side that are shuffled")
+        first_blocks: int | None = Field(
+            9, ge=1, description="blocks whose norms move; None: every norm"
+        )
+
     info = MethodInfo(
         title="DeYO",
         paper="Lee et al., ICLR 2024",
@@ -71,7 +71,7 @@ class Deyo(Method):
         fall = self._fall(batch, logits, keep)
         keep = keep & (fall > config.plpd)
         one = entropy_threshold(config.kappa_weight, logits.shape[1])
-        weight = sample_weight(entropy.detach(), fall, one)
+        weight = _sample_weight(entropy.detach(), fall, one)
         return Objective(logits, masked_mean(weight * entropy, keep), keep.sum())
 
     def _fall(self, batch: Input, logits: Tensor, keep: Tensor) -> Tensor:
@@ -80,7 +80,7 @@ class Deyo(Method):
         fall = torch.zeros(len(batch), device=logits.device)
         if bool(keep.any()):
             with torch.no_grad():
-                fall[keep] = label_fall(logits[keep], self.logits(batch, shuffled[keep]))
+                fall[keep] = _label_fall(logits[keep], self.logits(batch, shuffled[keep]))
         return fall
 
     def update(self, batch: Input, objective: Objective) -> bool:
@@ -90,13 +90,13 @@ class Deyo(Method):
         return super().update(batch, objective)
 
 
-def label_fall(logits: Tensor, shuffled: Tensor) -> Tensor:
+def _label_fall(logits: Tensor, shuffled: Tensor) -> Tensor:
     """PLPD: how much probability the predicted label loses when the image is shuffled."""
     before, after = logits.detach().float().softmax(1), shuffled.detach().float().softmax(1)
     label = before.argmax(1, keepdim=True)
     return (before.gather(1, label) - after.gather(1, label)).squeeze(1)
 
 
-def sample_weight(entropy: Tensor, fall: Tensor, one: float) -> Tensor:
+def _sample_weight(entropy: Tensor, fall: Tensor, one: float) -> Tensor:
     """exp(one − entropy) + exp(fall): sure samples and shape-dependent ones count more."""
     return torch.exp(one - entropy) + torch.exp(fall)

@@ -25,8 +25,8 @@ from ostinato.errors import InputError
 from ostinato.experts.pool import ExpertPool
 from ostinato.methods.base import Input, Method, MethodConfig, MethodInfo, Objective
 from ostinato.methods.contract import Need
-from ostinato.methods.dual_expert.guard import CollapseGuard
-from ostinato.methods.dual_expert.settings import PRESETS, DualExpertConfig
+from ostinato.methods.dual_expert._guard import CollapseGuard
+from ostinato.methods.dual_expert._settings import PRESETS, DualExpertConfig
 from ostinato.ops.borrowed import Borrowed
 from ostinato.ops.colours import three_colours
 from ostinato.ops.features import FeatureTaps

@@ -13,7 +13,7 @@ from ostinato.errors import ConfigError
 from ostinato.methods._settings import EntropyConfig
 from ostinato.methods.base import Input, Method, MethodConfig, MethodInfo, Objective
 from ostinato.methods.contract import Need
-from ostinato.methods.eata.fisher import anchor_penalty, fisher_diagonal
+from ostinato.methods.eata._fisher import anchor_penalty, fisher_diagonal
 from ostinato.models import VisionModel
 from ostinato.ops.classmean import ClassMean
 from ostinato.ops.consistency import masked_mean
@@ -21,23 +21,6 @@ from ostinato.ops.losses import entropy_threshold, softmax_entropy
 from ostinato.ops.snapshot import State
 from ostinato.ops.trainable import norm_parameters
 from ostinato.registry import METHODS
-
-
-class EataConfig(EntropyConfig):
-    """Settings of EATA.
-
-    >>> EataConfig().predict
-    'before'
-    """
-
-    lr: float = Field(2.5e-4, ge=0, description="learning rate")
-    kappa: float = Field(0.4, gt=0, description="entropy bound, times ln C")
-    redundancy: float = Field(
-        0.05, ge=0, description="cosine with the mean prediction below which a sample is new"
-    )
-    fisher_alpha: float = Field(2000.0, ge=0, description="weight of the Fisher term; 0 is ETA")
-    fisher_images: int = Field(2000, ge=1, description="source images the Fisher term rests on")
-    fisher_batch: int = Field(64, ge=1, description="images per squared gradient")
 
 
 @METHODS.register("eata")
@@ -49,7 +32,22 @@ class Eata(Method):
     torch.Size([8, 5])
     """
 
-    Config = EataConfig
+    class Config(EntropyConfig):
+        """Settings of EATA.
+
+        >>> Eata.Config().predict
+        'before'
+        """
+
+        lr: float = Field(2.5e-4, ge=0, description="learning rate")
+        kappa: float = Field(0.4, gt=0, description="entropy bound, times ln C")
+        redundancy: float = Field(
+            0.05, ge=0, description="cosine with the mean prediction below which a sample is new"
+        )
+        fisher_alpha: float = Field(2000.0, ge=0, description="weight of the Fisher term; 0 is ETA")
+        fisher_images: int = Field(2000, ge=1, description="source images the Fisher term rests on")
+        fisher_batch: int = Field(64, ge=1, description="images per squared gradient")
+
     info = MethodInfo(
         title="EATA",
         paper="Niu et al., ICML 2022",

@@ -8,27 +8,13 @@ from torch import Tensor
 
 from ostinato.methods._levelled import Levelled
 from ostinato.methods.base import Input, MethodConfig, MethodInfo, Objective
-from ostinato.methods.foa.evolution import Evolution
+from ostinato.methods.foa._evolution import Evolution
 from ostinato.ops.expect import Expected, Like
 from ostinato.ops.heads import select_classes
 from ostinato.ops.losses import softmax_entropy
 from ostinato.ops.prompts import fresh_prompt, inserted
 from ostinato.ops.snapshot import State
 from ostinato.registry import METHODS
-
-
-class FoaConfig(MethodConfig):
-    """Settings of FOA.
-
-    >>> FoaConfig().rate
-    0.1
-    """
-
-    prompts: int = Field(3, ge=1, description="prompt tokens")
-    population: int = Field(27, ge=4, description="prompts tried on each batch, beside the best")
-    weight: float = Field(0.4, ge=0, description="lambda of the gap to the source's features")
-    sigma: float = Field(1.0, gt=0, description="spread of the first prompts")
-    rate: float = Field(0.1, gt=0, le=1, description="share of a batch in the target's mean")
 
 
 class _Best:
@@ -59,7 +45,21 @@ class Foa(Levelled):
     torch.Size([8, 5])
     """
 
-    Config = FoaConfig
+    class Config(MethodConfig):
+        """Settings of FOA.
+
+        >>> Foa.Config().rate
+        0.1
+        """
+
+        prompts: int = Field(3, ge=1, description="prompt tokens")
+        population: int = Field(
+            27, ge=4, description="prompts tried on each batch, beside the best"
+        )
+        weight: float = Field(0.4, ge=0, description="lambda of the gap to the source's features")
+        sigma: float = Field(1.0, gt=0, description="spread of the first prompts")
+        rate: float = Field(0.1, gt=0, le=1, description="share of a batch in the target's mean")
+
     info = MethodInfo(
         title="FOA",
         paper="Niu et al., ICML 2024",

@@ -9,8 +9,10 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from ostinato.methods._settings import ShiftConfig
+from ostinato.methods._shifts import Look, ShiftDetector
+from ostinato.methods._vectors import assign, flat
 from ostinato.methods.base import Input, Method, MethodInfo, Objective
-from ostinato.methods.imse.spectra import (
+from ostinato.methods.imse._spectra import (
     CodeBank,
     Spectrum,
     block_linears,
@@ -25,31 +27,10 @@ from ostinato.ops.consistency import masked_mean
 from ostinato.ops.heads import select_classes
 from ostinato.ops.losses import entropy_threshold, softmax_entropy
 from ostinato.ops.sam import climbed
-from ostinato.ops.shifts import Look, ShiftDetector
 from ostinato.ops.snapshot import State
 from ostinato.ops.teacher import Substitute
-from ostinato.ops.vectors import assign, flat
 from ostinato.registry import METHODS
 from ostinato.types import Decision
-
-
-class ImseConfig(ShiftConfig):
-    """Settings of IMSE.
-
-    >>> ImseConfig().codes
-    100
-    """
-
-    lr: float = Field(7e-3, ge=0, description="learning rate")
-    first_blocks: int = Field(9, ge=1, description="first blocks, whose singular values move")
-    watched: int = Field(3, ge=1, description="last blocks, whose use is spread")
-    spread: float = Field(50.0, ge=0, description="weight of that spread")
-    kappa: float = Field(0.4, gt=0, description="entropy bound, times ln C")
-    radius: float = Field(0.05, ge=0, description="how far the climb goes")
-    threshold: float = Field(0.05, gt=0, description="distance from which a batch is a new domain")
-    recall: Literal["nearest", "mix"] = Field("nearest", description="what a new domain starts as")
-    temperature: float = Field(1.0, gt=0, description="of the mix")
-    codes: int = Field(100, ge=1, description="domains kept; the oldest is let go")
 
 
 @METHODS.register("imse")
@@ -61,7 +42,28 @@ class Imse(Method):
     torch.Size([8, 5])
     """
 
-    Config = ImseConfig
+    class Config(ShiftConfig):
+        """Settings of IMSE.
+
+        >>> Imse.Config().codes
+        100
+        """
+
+        lr: float = Field(7e-3, ge=0, description="learning rate")
+        first_blocks: int = Field(9, ge=1, description="first blocks, whose singular values move")
+        watched: int = Field(3, ge=1, description="last blocks, whose use is spread")
+        spread: float = Field(50.0, ge=0, description="weight of that spread")
+        kappa: float = Field(0.4, gt=0, description="entropy bound, times ln C")
+        radius: float = Field(0.05, ge=0, description="how far the climb goes")
+        threshold: float = Field(
+            0.05, gt=0, description="distance from which a batch is a new domain"
+        )
+        recall: Literal["nearest", "mix"] = Field(
+            "nearest", description="what a new domain starts as"
+        )
+        temperature: float = Field(1.0, gt=0, description="of the mix")
+        codes: int = Field(100, ge=1, description="domains kept; the oldest is let go")
+
     info = MethodInfo(
         title="IMSE",
         paper="Baek et al., ICLR 2026",

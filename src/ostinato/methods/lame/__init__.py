@@ -6,23 +6,9 @@ import torch
 from pydantic import Field
 
 from ostinato.methods.base import Input, Method, MethodConfig, MethodInfo, Objective
-from ostinato.methods.lame.laplacian import Affinity, affinity, laplacian_assignment
+from ostinato.methods.lame._laplacian import Affinity, affinity, laplacian_assignment
 from ostinato.ops.heads import final_features, find_head, select_classes
 from ostinato.registry import METHODS
-
-
-class LameConfig(MethodConfig):
-    """Settings of LAME.
-
-    >>> LameConfig().iterations
-    100
-    """
-
-    affinity: Affinity = Field("rbf", description="knn, rbf or linear closeness of features")
-    neighbours: int = Field(5, ge=1, description="neighbours of each image, or rbf's reach")
-    symmetric: bool = Field(False, description="average the closeness of both directions")
-    pull: float = Field(1.0, ge=0, description="weight of the neighbours")
-    iterations: int = Field(100, ge=1, description="most iterations towards the fixed point")
 
 
 @METHODS.register("lame")
@@ -34,7 +20,19 @@ class Lame(Method):
     torch.Size([8, 5])
     """
 
-    Config = LameConfig
+    class Config(MethodConfig):
+        """Settings of LAME.
+
+        >>> Lame.Config().iterations
+        100
+        """
+
+        affinity: Affinity = Field("rbf", description="knn, rbf or linear closeness of features")
+        neighbours: int = Field(5, ge=1, description="neighbours of each image, or rbf's reach")
+        symmetric: bool = Field(False, description="average the closeness of both directions")
+        pull: float = Field(1.0, ge=0, description="weight of the neighbours")
+        iterations: int = Field(100, ge=1, description="most iterations towards the fixed point")
+
     info = MethodInfo(
         title="LAME",
         paper="Boudiaf et al., CVPR 2022",

@@ -7,23 +7,10 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from ostinato.methods.base import Input, Method, MethodConfig, MethodInfo, Objective
-from ostinato.methods.memo.augmix import augmix_views
+from ostinato.methods.memo._augmix import augmix_views
 from ostinato.ops.losses import distribution_entropy, marginal
 from ostinato.ops.optim import OptimizerName
 from ostinato.registry import METHODS
-
-
-class MemoConfig(MethodConfig):
-    """Settings of MEMO.
-
-    >>> MemoConfig().views
-    64
-    """
-
-    optimizer: OptimizerName = Field("adamw", description="adam, adamw or sgd")
-    lr: float = Field(1e-5, ge=0, description="learning rate")
-    weight_decay: float = Field(0.01, ge=0, description="weight decay")
-    views: int = Field(64, ge=1, description="views of each image")
 
 
 @METHODS.register("memo")
@@ -35,7 +22,18 @@ class Memo(Method):
     torch.Size([8, 5])
     """
 
-    Config = MemoConfig
+    class Config(MethodConfig):
+        """Settings of MEMO.
+
+        >>> Memo.Config().views
+        64
+        """
+
+        optimizer: OptimizerName = Field("adamw", description="adam, adamw or sgd")
+        lr: float = Field(1e-5, ge=0, description="learning rate")
+        weight_decay: float = Field(0.01, ge=0, description="weight decay")
+        views: int = Field(64, ge=1, description="views of each image")
+
     info = MethodInfo(
         title="MEMO",
         paper="Zhang et al., NeurIPS 2022",

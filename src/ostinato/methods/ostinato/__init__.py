@@ -28,12 +28,12 @@ from ostinato.experts.routed import EVERY, Hooks
 from ostinato.experts.unread import leave_out_unread
 from ostinato.methods.base import Input, MethodInfo
 from ostinato.methods.contract import MethodConfig, Need
-from ostinato.methods.ostinato.bank import Domain, Version, to_levels
-from ostinato.methods.ostinato.batches import first_part, joined
-from ostinato.methods.ostinato.capture import Answered, sent
-from ostinato.methods.ostinato.counts import Counted
+from ostinato.methods.ostinato._bank import Domain, Version, to_levels
+from ostinato.methods.ostinato._batches import first_part, joined
+from ostinato.methods.ostinato._capture import Answered, sent
+from ostinato.methods.ostinato._counts import Counted
+from ostinato.methods.ostinato._state import DomainBank
 from ostinato.methods.ostinato.settings import PRESETS, OstinatoConfig
-from ostinato.methods.ostinato.state import DomainBank
 from ostinato.ops.allocator import hold_little
 from ostinato.ops.borrowed import Borrowed
 from ostinato.ops.colours import three_colours

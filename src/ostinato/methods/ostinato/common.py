@@ -1,6 +1,6 @@
 """Common forwards: the images of any number of streams, each under its own expert.
 
-`prepare` routes the images of all questions at once, each by a version that its stream published,
+`_prepare` routes the images of all questions at once, each by a version that its stream published,
 and `Prepared.run` answers them in one forward. What a question is answered depends on its version
 and its images alone, not on the company it is answered in.
 """
@@ -24,7 +24,7 @@ from ostinato.ops.colours import three_colours
 
 
 @dataclass(frozen=True)
-class Question:
+class _Question:
     """Images of one stream, to be answered by one of its versions.
 
     Attributes:
@@ -139,7 +139,7 @@ class Launched:
 
 
 @torch.no_grad()
-def prepare(model: SharedModel, questions: Sequence[Question]) -> Prepared:
+def _prepare(model: SharedModel, questions: Sequence[_Question]) -> Prepared:
     """Route every image by its own stream's version; all images have one size."""
     sizes = [len(one.pixels) for one in questions]
     return prepare_all(

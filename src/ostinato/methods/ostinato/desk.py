@@ -19,13 +19,13 @@ from torch import Tensor
 from ostinato.domains.table import Array, Decided, Slot, Table
 from ostinato.experts.routed import Branch, Expert
 from ostinato.experts.stack import Row, Stack
-from ostinato.methods.ostinato.bank import Version
+from ostinato.methods.ostinato._bank import Version
 
-ABSENT = -1
+_ABSENT = -1
 """Stands for the row of an expert that has none now."""
-SHARE = 4
+_SHARE = 4
 """The part of a GPU's memory that rows may take: one in so many."""
-HOST_BYTES = 96 * 2**20
+_HOST_BYTES = 96 * 2**20
 """What rows may take on a CPU."""
 
 
@@ -84,7 +84,7 @@ class Desk:
 
     def __init__(self, stack: Stack, device: torch.device, most: int | None = None) -> None:
         self.stack, self.table = stack, Table(device)
-        self.most = most or affordable(stack, device)
+        self.most = most or _affordable(stack, device)
         self.lock = threading.RLock()
         self._versions: weakref.WeakValueDictionary[int, InUse] = weakref.WeakValueDictionary()
         self._ids = np.zeros((0, 0), np.int64)
@@ -128,7 +128,7 @@ class Desk:
             self._heat[at, : len(ids)] = [version.temperatures.get(domain, 1.0) for domain in ids]
             learned = (version.experts[domain].branches for domain in ids if domain)
             self._learned[at] = bool(version.shared) or any(learned)
-            acting = [ABSENT if share > 0 else 0 for share in trust]
+            acting = [_ABSENT if share > 0 else 0 for share in trust]
             self._rows[at], self._rows[at, : len(ids)] = 0, acting
             self._used[at] = 0
 
@@ -147,7 +147,7 @@ class Desk:
         self._turn += 1
         index = self._rows[slots, best]
         self._used[slots, best] = self._turn
-        missing = np.flatnonzero(index == ABSENT)
+        missing = np.flatnonzero(index == _ABSENT)
         if len(missing):
             pairs = {(int(slots[at]), int(best[at])) for at in missing}
             self._leave(len(pairs))
@@ -186,16 +186,16 @@ class Desk:
             slot = live[int(which[at])]
             if used[at] < self._turn:  # this forward's own stay
                 self._versions[slot].rows.pop(int(place[at]), None)
-                self._rows[slot, place[at]] = ABSENT
+                self._rows[slot, place[at]] = _ABSENT
 
 
-def affordable(stack: Stack, device: torch.device) -> int:
+def _affordable(stack: Stack, device: torch.device) -> int:
     """Rows that there is room for."""
     now = stack.now
     each = sum(one[0].numel() * one.element_size() for one in (now.matrices, now.vectors))
-    whole = HOST_BYTES
+    whole = _HOST_BYTES
     if device.type == "cuda":
-        whole = torch.cuda.get_device_properties(device).total_memory // SHARE
+        whole = torch.cuda.get_device_properties(device).total_memory // _SHARE
     return max(64, whole // max(each, 1))
 
 

@@ -8,37 +8,36 @@ import torch
 from torch import Tensor
 
 from ostinato.domains.router import Router
-from ostinato.domains.splitting import LEAST
-from ostinato.domains.verdict import Change, elsewhere
+from ostinato.domains.verdict import LEAST, Change, elsewhere
 from ostinato.experts.maps import block_map
 from ostinato.experts.routed import EVERY, BlockMap, Expert, Hooks, Pass
 from ostinato.methods.base import Input, Method
-from ostinato.methods.ostinato.bank import Domain, Version
-from ostinato.methods.ostinato.making import Made
+from ostinato.methods.ostinato._bank import Domain, Version
+from ostinato.methods.ostinato._making import Made
+from ostinato.methods.ostinato._shrunk import halves_of, shrunk
+from ostinato.methods.ostinato._state import DomainBank
+from ostinato.methods.ostinato._timing import NEW
+from ostinato.methods.ostinato._trust import doubt, is_varied, likely
 from ostinato.methods.ostinato.settings import OstinatoConfig
-from ostinato.methods.ostinato.state import DomainBank
-from ostinato.methods.ostinato.timing import NEW
-from ostinato.methods.ostinato.trust import doubt, is_varied, likely
 from ostinato.ops.losses import distribution_entropy
-from ostinato.ops.shrunk import halves_of, shrunk
 from ostinato.ops.statistics import SourceStatistics
 
 TRUSTED = 0.0
 """Doubt below which a map acts."""
-JUDGED = NEW
+_JUDGED = NEW
 """Latest images that maps are judged on."""
 
 TENS, SCORE = 10, 20
-Tried = tuple[float, float, tuple[BlockMap, ...], Tensor]
+_Tried = tuple[float, float, tuple[BlockMap, ...], Tensor]
 """Doubt, share, maps, logits."""
 
 
-def whole(count: int) -> int:
+def _whole(count: int) -> int:
     """Of so many images, how many make maps: few different numbers, so that passes are alike.
 
     A pass over a number of images that has come before can be captured.
 
-    >>> [whole(count) for count in (8, 19, 27, 63, 64, 100, 256)]
+    >>> [_whole(count) for count in (8, 19, 27, 63, 64, 100, 256)]
     [8, 19, 20, 60, 64, 64, 256]
     """
     step = NEW if count >= NEW else TENS
@@ -64,7 +63,7 @@ class MapMaker(Method):
         """
         domain, enough = self.bank.domains[number], self.config.enough
         if self._is_due(domain):
-            return whole(min(domain.window(enough), len(domain.recent)))
+            return _whole(min(domain.window(enough), len(domain.recent)))
         fresh = domain.images - domain.made_at
         if not domain.maps or fresh < LEAST or not len(domain.place):
             return 0
@@ -73,7 +72,7 @@ class MapMaker(Method):
         if not len(latest) or not elsewhere(latest, domain.place, spread, domain.place_of):
             return 0
         self.events.append(f"images of domain {number} moved")
-        return whole(min(max(min(fresh, NEW), enough), len(domain.recent)))
+        return _whole(min(max(min(fresh, NEW), enough), len(domain.recent)))
 
     def _is_due(self, domain: Domain) -> bool:
         """Whether a domain has the images that its maps are to be made from next."""
@@ -109,7 +108,7 @@ class MapMaker(Method):
         Returns:
             Logits of the last of these images, by what answers the domain from now on.
         """
-        judged = Input(images[-JUDGED:], classes)
+        judged = Input(images[-_JUDGED:], classes)
         if source is None:
             source, _ = self._passed(judged, None)
         soon = not domain.lasts(self.config.enough)
@@ -132,7 +131,7 @@ class MapMaker(Method):
 
     def _tried(
         self, judged: Input, source: Tensor, shares: Sequence[float], trusted: bool, soon: bool
-    ) -> list[Tried]:
+    ) -> list[_Tried]:
         """What each share comes to: its doubt, itself, its maps and the answers with them.
 
         Args:
@@ -142,7 +141,7 @@ class MapMaker(Method):
             trusted: whether the domain's maps act already.
             soon: whether the first share that may act ends it: soon is better than best.
         """
-        tried: list[Tried] = []
+        tried: list[_Tried] = []
         varied = True  # as far as the middle share says
         for share in shares:
             logits, maps = self._passed(judged, Expert(), share)

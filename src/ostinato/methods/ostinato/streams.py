@@ -19,20 +19,20 @@ from ostinato.experts.stack import Layout, Rows, Stack, StackPass
 from ostinato.experts.unread import leave_out_unread
 from ostinato.methods.base import Resources
 from ostinato.methods.ostinato import Ostinato
-from ostinato.methods.ostinato.bank import Domain
+from ostinato.methods.ostinato._bank import Domain
+from ostinato.methods.ostinato._narrowed import Narrowed
+from ostinato.methods.ostinato._published import Publisher
+from ostinato.methods.ostinato._whole import Wholes
 from ostinato.methods.ostinato.desk import Desk
-from ostinato.methods.ostinato.published import Publisher
 from ostinato.methods.ostinato.settings import OstinatoConfig
-from ostinato.methods.ostinato.whole import Wholes
 from ostinato.models import Normalize, VisionModel, fingerprint
 from ostinato.ops.borrowed import Borrowed
-from ostinato.ops.narrowed import Narrowed
 from ostinato.ops.precision import Precision, products
 from ostinato.ops.statistics import SourceStatistics, check_fits
 from ostinato.ops.trainable import Flags, claim
 from ostinato.ops.views import Viewed
 
-RESERVED = 1024
+_RESERVED = 1024
 """Experts that a GPU has rows for from the start: captured forwards hold until there are more."""
 
 
@@ -87,7 +87,7 @@ class SharedModel(VisionModel):
         may = bool(chosen.compile) and normalize != "input" and not viewed
         if self.device.type == "cuda" and may:
             self.captures = Wholes(Borrowed(self._narrow))
-            self.stack.reserve(min(self.desk.most // 4, RESERVED))
+            self.stack.reserve(min(self.desk.most // 4, _RESERVED))
 
     def answer(self, pixels: Tensor, index: Array, rows: Rows, *, learned: bool) -> Tensor:
         """Logits of images, each under the expert in its row; on a GPU they are under way.

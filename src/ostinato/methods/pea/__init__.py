@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ostinato.methods.base import Input, Method, MethodConfig, MethodInfo, Objective
-from ostinato.methods.pea.colouring import (
+from ostinato.methods.pea._colouring import (
     REGULAR,
     TokenMoments,
     collect_colours,
@@ -22,7 +22,7 @@ from ostinato.methods.pea.colouring import (
 )
 from ostinato.models import VisionModel
 from ostinato.ops.blocks import find_blocks
-from ostinato.ops.expect import Expected, Like, mapped, number
+from ostinato.ops.expect import Expected, Kind, Like
 from ostinato.ops.features import FeatureTaps
 from ostinato.ops.losses import softmax_entropy
 from ostinato.ops.snapshot import Scalars, State
@@ -33,25 +33,10 @@ _STILL = 1e-3
 """A block that has moved less than this share stays as it is."""
 
 
-class PeaConfig(MethodConfig):
-    """Settings of PEA.
-
-    >>> PeaConfig(views=0).crop
-    0.9
-    """
-
-    rate: float = Field(0.02, gt=0, le=1, description="share of a batch in the target's moments")
-    smoothing: float = Field(0.2, gt=0, le=1, description="of the drift and of the entropy")
-    jump: float = Field(4.0, gt=0, description="times the usual drift: moments start afresh")
-    entropy_jump: float = Field(1.0, gt=0, description="nats above the usual: all starts afresh")
-    views: int = Field(2, ge=0, le=3, description="of crop, mirror image and both, beside it")
-    crop: float = Field(0.9, gt=0, le=1, description="side of the crop")
-
-
 class _Drift:
     """The target's moments of each block, and how much they usually change from batch to batch."""
 
-    def __init__(self, config: PeaConfig) -> None:
+    def __init__(self, config: Pea.Config) -> None:
         self.config = config
         self.moments: dict[int, TokenMoments] = {}
         self.usual: dict[int, float] = {}
@@ -87,7 +72,7 @@ class _Drift:
         for block in state.values["usual"]:
             tensors[f"{block}.mean"] = Like((block,))
             tensors[f"{block}.covariance"] = Like((block, block))
-        return Expected(tensors, {"usual": mapped(number(low=0))})
+        return Expected(tensors, {"usual": Kind.mapped(Kind.number(low=0))})
 
     def import_state(self, state: State) -> None:
         """Continue from there."""
@@ -106,7 +91,24 @@ class Pea(Method):
     torch.Size([8, 5])
     """
 
-    Config = PeaConfig
+    class Config(MethodConfig):
+        """Settings of PEA.
+
+        >>> Pea.Config(views=0).crop
+        0.9
+        """
+
+        rate: float = Field(
+            0.02, gt=0, le=1, description="share of a batch in the target's moments"
+        )
+        smoothing: float = Field(0.2, gt=0, le=1, description="of the drift and of the entropy")
+        jump: float = Field(4.0, gt=0, description="times the usual drift: moments start afresh")
+        entropy_jump: float = Field(
+            1.0, gt=0, description="nats above the usual: all starts afresh"
+        )
+        views: int = Field(2, ge=0, le=3, description="of crop, mirror image and both, beside it")
+        crop: float = Field(0.9, gt=0, le=1, description="side of the crop")
+
     info = MethodInfo(
         title="PEA",
         paper="Ma et al., ICLR 2026",
@@ -152,7 +154,7 @@ class Pea(Method):
     @torch.no_grad()
     def objective(self, batch: Input) -> Objective:
         """How far each block has moved, over all views; then their mean logits, aligned."""
-        views = seen_views(batch.pixels, self.config.views, self.config.crop)
+        views = _seen_views(batch.pixels, self.config.views, self.config.crop)
         self.shares = self._distances(views)
         with visiting(self.blocks, self._align):
             logits = [self.logits(batch, view).float() for view in views]
@@ -196,7 +198,7 @@ class Pea(Method):
             return torch.lerp(flat, aligned, share).view_as(tokens).to(tokens.dtype)
 
 
-def seen_views(pixels: Tensor, count: int, crop: float) -> list[Tensor]:
+def _seen_views(pixels: Tensor, count: int, crop: float) -> list[Tensor]:
     """The images, and up to three views: the centre enlarged, the mirror image, both."""
     height, width = pixels.shape[-2:]
     rows, columns = max(1, round(crop * height)), max(1, round(crop * width))

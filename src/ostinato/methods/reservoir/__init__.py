@@ -8,16 +8,16 @@ import torch
 from torch import Tensor
 
 from ostinato.errors import MissingResource, StateError
+from ostinato.methods._style import distance_quantile, image_moments, style_of
 from ostinato.methods._wrapping import Wrapping
 from ostinato.methods.base import Input, Method, MethodConfig, MethodInfo, Objective
 from ostinato.methods.contract import Need
-from ostinato.methods.reservoir.inner import ReservoirConfig, inner_method
-from ostinato.methods.reservoir.store import Slots, Styles, assignments, prediction_information
+from ostinato.methods.reservoir._inner import ReservoirConfig, inner_method
+from ostinato.methods.reservoir._store import Slots, Styles, assignments, prediction_information
 from ostinato.methods.roid import Roid, correct_prior
 from ostinato.models import VisionModel
 from ostinato.ops.expect import Expected
 from ostinato.ops.snapshot import State
-from ostinato.ops.style import distance_quantile, image_moments, style_of
 from ostinato.registry import METHODS
 from ostinato.types import Decision
 

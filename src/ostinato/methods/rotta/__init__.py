@@ -7,7 +7,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from ostinato.methods.base import Input, Method, MethodConfig, MethodInfo, Objective
-from ostinato.methods.rotta.bank import BalancedBank
+from ostinato.methods.rotta._bank import BalancedBank
 from ostinato.ops.augment import cotta_view
 from ostinato.ops.batchnorm import FollowingStatistics, batch_norms
 from ostinato.ops.consistency import soft_cross_entropy
@@ -19,21 +19,6 @@ from ostinato.ops.trainable import norm_parameters
 from ostinato.registry import METHODS
 
 
-class RottaConfig(MethodConfig):
-    """Settings of RoTTA.
-
-    >>> RottaConfig().uncertainty_weight
-    1.0
-    """
-
-    capacity: int = Field(64, ge=1, description="images in the bank")
-    every: int = Field(64, ge=1, description="images between updates")
-    rate: float = Field(0.001, ge=0, le=1, description="share of the student in the teacher")
-    norm_rate: float = Field(0.05, ge=0, le=1, description="share of a bank in batch statistics")
-    age_weight: float = Field(1.0, ge=0, description="weight of age in the bank's score")
-    uncertainty_weight: float = Field(1.0, ge=0, description="weight of entropy in the score")
-
-
 @METHODS.register("rotta")
 class Rotta(Method):
     """Learn from a bank of fresh, certain images of all classes, taught by a slow teacher.
@@ -43,7 +28,22 @@ class Rotta(Method):
     torch.Size([8, 5])
     """
 
-    Config = RottaConfig
+    class Config(MethodConfig):
+        """Settings of RoTTA.
+
+        >>> Rotta.Config().uncertainty_weight
+        1.0
+        """
+
+        capacity: int = Field(64, ge=1, description="images in the bank")
+        every: int = Field(64, ge=1, description="images between updates")
+        rate: float = Field(0.001, ge=0, le=1, description="share of the student in the teacher")
+        norm_rate: float = Field(
+            0.05, ge=0, le=1, description="share of a bank in batch statistics"
+        )
+        age_weight: float = Field(1.0, ge=0, description="weight of age in the bank's score")
+        uncertainty_weight: float = Field(1.0, ge=0, description="weight of entropy in the score")
+
     info = MethodInfo(
         title="RoTTA",
         paper="Yuan et al., CVPR 2023",

@@ -13,26 +13,12 @@ from torch.nn import functional as F
 
 from ostinato.methods._settings import SgdConfig
 from ostinato.methods.base import Input, Method, MethodInfo, Objective
-from ostinato.methods.spa.weakened import PatchNoise, drop_low_frequencies, surer_divergence
+from ostinato.methods.spa._weakened import PatchNoise, drop_low_frequencies, surer_divergence
 from ostinato.ops.heads import find_head
 from ostinato.ops.optim import OptimizerState, make_optimizer
 from ostinato.ops.tokens import find_patches
 from ostinato.ops.trainable import Weights, norm_parameters
 from ostinato.registry import METHODS
-
-
-class SpaConfig(SgdConfig):
-    """Settings of SPA.
-
-    >>> SpaConfig().noise_lr
-    1.0
-    """
-
-    lr: float = Field(0.01, ge=0, description="learning rate of the norms")
-    predictor_lr: float = Field(0.05, ge=0, description="learning rate of the predictor")
-    dropped: float = Field(0.2, ge=0, lt=1, description="share of low frequencies dropped")
-    noise: float = Field(0.4, gt=0, le=1, description="mean share of noise in a patch")
-    noise_lr: float = Field(1.0, ge=0, description="learning rate of where the noise goes")
 
 
 @METHODS.register("spa")
@@ -44,7 +30,19 @@ class Spa(Method):
     torch.Size([8, 5])
     """
 
-    Config = SpaConfig
+    class Config(SgdConfig):
+        """Settings of SPA.
+
+        >>> Spa.Config().noise_lr
+        1.0
+        """
+
+        lr: float = Field(0.01, ge=0, description="learning rate of the norms")
+        predictor_lr: float = Field(0.05, ge=0, description="learning rate of the predictor")
+        dropped: float = Field(0.2, ge=0, lt=1, description="share of low frequencies dropped")
+        noise: float = Field(0.4, gt=0, le=1, description="mean share of noise in a patch")
+        noise_lr: float = Field(1.0, ge=0, description="learning rate of where the noise goes")
+
     info = MethodInfo(
         title="SPA",
         paper="Niu et al., ICML 2025",

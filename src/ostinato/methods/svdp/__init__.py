@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ostinato.methods.base import Input, Method, MethodConfig, MethodInfo, Objective
-from ostinato.methods.svdp.dropout import dropout_spread
+from ostinato.methods.svdp._dropout import dropout_spread
 from ostinato.ops.heads import select_classes
 from ostinato.ops.optim import OptimizerState, make_optimizer
 from ostinato.ops.teacher import Substitute, Teacher, restore_
@@ -18,30 +18,7 @@ from ostinato.registry import METHODS
 from ostinato.types import Decision
 
 
-class SvdpConfig(MethodConfig):
-    """Settings of SVDP.
-
-    >>> SvdpConfig(sparsity=0.01).ema
-    0.999
-    """
-
-    lr: float = Field(3e-4, ge=0, description="learning rate of the model")
-    prompt_lr: float = Field(1e-2, ge=0, description="learning rate of the prompt")
-    height: int = Field(540, ge=1, description="rows of the prompt, as learned")
-    width: int = Field(960, ge=1, description="columns of the prompt, as learned")
-    sparsity: float = Field(1e-3, gt=0, le=1, description="share of the pixels with a prompt")
-    ema: float = Field(0.999, ge=0, le=1, description="share of itself the teacher keeps")
-    prompt_scale: float = Field(0.1, ge=0, description="less of it per mean uncertainty, prompt's")
-    passes: int = Field(10, ge=2, description="dropout passes an uncertainty is taken from")
-    dropout: float = Field(0.5, gt=0, lt=1, description="share of features dropped in them")
-    confidence: float = Field(0.69, ge=0, lt=1, description="from which a single view is trusted")
-    scales: tuple[float, ...] = Field(
-        (0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0), description="of the views, each also flipped"
-    )
-    restore: float = Field(0.01, ge=0, le=1, description="probability to restore a source value")
-
-
-class SparsePrompt(nn.Module):
+class _SparsePrompt(nn.Module):
     """A model that sees its input with learned values upon some pixels.
 
     Attributes:
@@ -68,10 +45,10 @@ def _fitted(values: Tensor, size: torch.Size) -> Tensor:
     return values if values.shape[-2:] == size else F.interpolate(values, size=tuple(size))
 
 
-def placement(spread: Tensor, share: float) -> Tensor:
+def _placement(spread: Tensor, share: float) -> Tensor:
     """The share of an image's pixels that are most uncertain: (B, H, W) to ones and zeros.
 
-    >>> placement(torch.tensor([[[0.1, 0.9], [0.3, 0.2]]]), 0.25).tolist()
+    >>> _placement(torch.tensor([[[0.1, 0.9], [0.3, 0.2]]]), 0.25).tolist()
     [[[0.0, 1.0], [0.0, 0.0]]]
     """
     flat = spread.flatten(1)
@@ -79,10 +56,10 @@ def placement(spread: Tensor, share: float) -> Tensor:
     return torch.zeros_like(flat).scatter(1, flat.topk(count, 1).indices, 1.0).view_as(spread)
 
 
-def prompt_momentum(ema: float, uncertainty: float, scale: float) -> float:
+def _prompt_momentum(ema: float, uncertainty: float, scale: float) -> float:
     """The less certain the model, the faster the teacher's prompt follows.
 
-    >>> round(prompt_momentum(0.999, 0.5, 0.1), 4)
+    >>> round(_prompt_momentum(0.999, 0.5, 0.1), 4)
     0.949
     """
     return min(1.0, max(0.0, ema - scale * uncertainty))
@@ -97,7 +74,34 @@ class Svdp(Method):
     torch.Size([8, 5])
     """
 
-    Config = SvdpConfig
+    class Config(MethodConfig):
+        """Settings of SVDP.
+
+        >>> Svdp.Config(sparsity=0.01).ema
+        0.999
+        """
+
+        lr: float = Field(3e-4, ge=0, description="learning rate of the model")
+        prompt_lr: float = Field(1e-2, ge=0, description="learning rate of the prompt")
+        height: int = Field(540, ge=1, description="rows of the prompt, as learned")
+        width: int = Field(960, ge=1, description="columns of the prompt, as learned")
+        sparsity: float = Field(1e-3, gt=0, le=1, description="share of the pixels with a prompt")
+        ema: float = Field(0.999, ge=0, le=1, description="share of itself the teacher keeps")
+        prompt_scale: float = Field(
+            0.1, ge=0, description="less of it per mean uncertainty, prompt's"
+        )
+        passes: int = Field(10, ge=2, description="dropout passes an uncertainty is taken from")
+        dropout: float = Field(0.5, gt=0, lt=1, description="share of features dropped in them")
+        confidence: float = Field(
+            0.69, ge=0, lt=1, description="from which a single view is trusted"
+        )
+        scales: tuple[float, ...] = Field(
+            (0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0), description="of the views, each also flipped"
+        )
+        restore: float = Field(
+            0.01, ge=0, le=1, description="probability to restore a source value"
+        )
+
     info = MethodInfo(
         title="SVDP",
         paper="Yang et al., AAAI 2024",
@@ -118,7 +122,7 @@ class Svdp(Method):
     def configure(self) -> None:
         """The prompt with its own optimizer, and teachers for model and prompt."""
         config = self.config
-        self.student = SparsePrompt(self.model, config.height, config.width)
+        self.student = _SparsePrompt(self.model, config.height, config.width)
         self.student.to(self.model.device)
         added = {"prompt": self.student.prompt}
         self.track("prompt", Weights(added))
@@ -171,7 +175,7 @@ class Svdp(Method):
         """Both teachers, then restoration."""
         config = self.config
         self.teacher.update()
-        keep = prompt_momentum(config.ema, self.uncertainty, config.prompt_scale)
+        keep = _prompt_momentum(config.ema, self.uncertainty, config.prompt_scale)
         self.prompt_teacher.update(keep)
         self.student.place = None
         if config.restore > 0 and self.weights is not None:
@@ -199,7 +203,7 @@ class Svdp(Method):
         if spread.ndim == 1:
             spread = torch.rand(len(batch), *size, generator=generator).to(spread.device)
         dense = F.interpolate(spread[:, None], size=tuple(size), mode="bilinear")[:, 0]
-        self.student.place = placement(dense, config.sparsity)[:, None]
+        self.student.place = _placement(dense, config.sparsity)[:, None]
 
     def _teach(self, batch: Input, pixels: Tensor) -> Tensor:
         values = {**self.teacher.values, **self.prompt_teacher.values}

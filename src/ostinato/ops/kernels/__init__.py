@@ -18,8 +18,8 @@ from typing import ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
-Given = ParamSpec("Given")
-Found = TypeVar("Found")
+_Given = ParamSpec("_Given")
+_Found = TypeVar("_Found")
 
 _KINDS = (torch.float32, torch.bfloat16, torch.float16)
 """What kernels read; models in double precision go the plain way."""
@@ -74,11 +74,11 @@ def _compiles(device: str) -> bool:
 
 
 def run(
-    kernel: Callable[Given, Found],
-    plain: Callable[Given, Found],
-    *args: Given.args,
-    **kwargs: Given.kwargs,
-) -> Found:
+    kernel: Callable[_Given, _Found],
+    plain: Callable[_Given, _Found],
+    *args: _Given.args,
+    **kwargs: _Given.kwargs,
+) -> _Found:
     """The kernel's result.
 
     Where a kernel does not fit this GPU (too little memory near its processors, say), the plain

@@ -13,9 +13,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ostinato.ops.kernels.cuts import Exactness, Tiles, exactness, on_device, padded
+from ostinato.ops.kernels._cuts import Exactness, Tiles, exactness, on_device, padded
 
-TILES = {2: Tiles(64, 64, 4, 3, 3), 4: Tiles(32, 32, 4, 2, 2)}
+_TILES = {2: Tiles(64, 64, 4, 3, 3), 4: Tiles(32, 32, 4, 2, 2)}
 """By the size of a product's numbers in bytes."""
 
 
@@ -131,7 +131,7 @@ def launched(
     count, length, width = tokens.shape
     if not tokens.numel():
         return fed
-    tiles = TILES[exact.size]
+    tiles = _TILES[exact.size]
     ranks = [0 if pair is None else pair.down.shape[-1] for pair in (shared, own)]
     four = [*(shared or (tokens, tokens)), *(own or (tokens, tokens))]  # a rank of 0 reads none
     with on_device(tokens):

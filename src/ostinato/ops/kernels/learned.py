@@ -15,10 +15,10 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from ostinato.ops.kernels._cuts import Exactness, Tiles, exactness, on_device, padded
 from ostinato.ops.kernels.branches import Pair, gelu, launched
-from ostinato.ops.kernels.cuts import Exactness, Tiles, exactness, on_device, padded
 
-TILES = {2: Tiles(64, 64, 8, 2, 2), 4: Tiles(32, 32, 4, 2, 2)}
+_TILES = {2: Tiles(64, 64, 8, 2, 2), 4: Tiles(32, 32, 4, 2, 2)}
 """By the size of a product's numbers in bytes."""
 
 
@@ -125,7 +125,7 @@ def _gone_back(
     (count, width), rank = z.shape, len(ups)
     by_tokens = torch.empty_like(z)
     hidden, by_hidden = downs.new_empty(2, count, rank)
-    tiles = TILES[exact.size]
+    tiles = _TILES[exact.size]
     if count:
         with on_device(z):
             _back[(triton.cdiv(count, tiles.tokens),)](

@@ -15,9 +15,9 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ostinato.ops.kernels.cuts import Exactness, Tiles, exactness, on_device, padded
+from ostinato.ops.kernels._cuts import Exactness, Tiles, exactness, on_device, padded
 
-TILES = {2: Tiles(64, 64, 4, 3, 3), 4: Tiles(32, 32, 4, 2, 2)}
+_TILES = {2: Tiles(64, 64, 4, 3, 3), 4: Tiles(32, 32, 4, 2, 2)}
 """By the size of a product's numbers in bytes."""
 
 
@@ -209,7 +209,7 @@ def _launched(
     count, length, width = tokens.shape
     if not tokens.numel():
         return moved
-    tiles = TILES[exact.size]
+    tiles = _TILES[exact.size]
     cut = (triton.cdiv(length, tiles.tokens) * count,)
     more = prefix if first is None else first.contiguous()
     lines = (factor, shift, prefix, more)

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ostinato.ops.kernels.cuts import on_device
+from ostinato.ops.kernels._cuts import on_device
 
 CELLS, ROUNDS, WARPS = 16, 7, 4
 """Cells of 8 × 8 pixels that a program transforms at a time, how often, and its warps."""
