@@ -10,7 +10,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 HOME = ROOT / "src" / "ostinato"
-MOST = 757
+MOST = 758
 """Public names, as `benchmarks/walk.py` counts them."""
 
 
