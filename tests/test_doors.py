@@ -10,8 +10,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 HOME = ROOT / "src" / "ostinato"
-MOST = 758
-"""Public names, as `benchmarks/walk.py` counts them."""
+MOST = 640
+"""Public names, as `benchmarks/walk.py` counts them, beside methods, commands and the like."""
 
 
 def dotted(path: Path) -> str:
@@ -130,8 +130,24 @@ def test_an_open_module_is_there_for_others() -> None:
     )
 
 
+def registered(tree: ast.Module) -> int:
+    """How many of a module's classes and functions are found by a name: methods, commands, ..."""
+    kinds = ast.ClassDef | ast.FunctionDef
+    return sum(
+        any(names_it(one) for one in node.decorator_list)
+        for node in tree.body
+        if isinstance(node, kinds) and not node.name.startswith("_")
+    )
+
+
+def names_it(decorator: ast.expr) -> bool:
+    called = ast.unparse(decorator.func) if isinstance(decorator, ast.Call) else ""
+    return called.endswith(".register") or called in {"command", "corruption"}
+
+
 def test_public_names_do_not_become_more() -> None:
     count = runpy.run_path(str(ROOT / "benchmarks" / "walk.py"))["public_names"]()
+    count -= sum(registered(tree) for name, tree in TREES.items() if not internal(name))
     assert count <= MOST, (
         f"{count} public names, {MOST} at most: give those an underscore that only their own "
         "module uses, and files that only their own folder uses."
