@@ -11,6 +11,7 @@ from PIL import Image
 from ostinato import cli
 from ostinato.checks import small_model
 from ostinato.data.embedded import embedded_model
+from ostinato.errors import ConfigError
 from ostinato.speed._traffic import Traffic
 from ostinato.speed.measure import LiveTensors, measure_routing, measure_stream
 
@@ -52,9 +53,11 @@ def test_speed_measures_routing_and_a_stream() -> None:
     routing = measure_routing(small_model, steps=1, **shared)
     assert [one.name for one in routing] == ["forward", "describe", "decide", "observe"]
     found = measure_stream(small_model, domains=1, images=60, rounds=1, **shared)
-    ours = ["forward-only, stream", "robust, stream", "robust, spare=0, stream"]
+    ours = ["forward-only, stream", "robust, stream", "robust:spare=0, stream"]
     assert [one.name for one in found] == ["forward", *ours]
     assert found[1].learned == 0.0
+    with pytest.raises(ConfigError, match="forward-only"):
+        measure_stream(small_model, ways=["forward_only"], domains=1, images=60, rounds=1, **shared)
     assert all(0 < one.p50 <= one.p99 for one in found)
 
 

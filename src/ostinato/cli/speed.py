@@ -31,6 +31,7 @@ def speed_command(
     mixed: bool = False,
     stream: Count = 0,
     stream_images: Count = 1200,
+    streamed: Names = (),
     routing: bool = True,
     compile: bool = True,
     images: Folder = None,
@@ -53,6 +54,7 @@ def speed_command(
         mixed: let every batch hold images of up to 15 domains.
         stream: domains of a recurring stream, three rounds of which are measured in the mean.
         stream_images: images of a domain and round of that stream.
+        streamed: what is measured on it: forward-only, robust, robust:spare=0; all unless given.
         routing: also measure what routing alone costs.
         compile: let ours compile blocks on a GPU, as adapt(..., compile=True) does.
         images: photographs to make batches of, in any folders below DIR; drawn scenes unless given.
@@ -66,9 +68,10 @@ def speed_command(
 
     from ostinato.ops.files import check_writable
     from ostinato.running.devices import resolve_device
-    from ostinato.speed.measure import measure_routing, measure_speed, measure_stream
+    from ostinato.speed.measure import measure_routing, measure_speed, measure_stream, stream_ways
     from ostinato.speed.operators import profiler
 
+    stream_ways(streamed)
     for path in (profile, plot):
         if path is not None:
             check_writable(path)
@@ -104,7 +107,9 @@ def speed_command(
             found = measure_routing(make_model, **more, steps=steps, domains=max(domains))
             _show(f"batch {count}: routing alone", found)
         if stream:
-            found = measure_stream(make_model, **more, domains=stream, images=stream_images)
+            found = measure_stream(
+                make_model, **more, ways=streamed, domains=stream, images=stream_images
+            )
             drawn[f"batch {count}, recurring stream"] = found
             _show(f"batch {count}: three rounds of {stream} domains × {stream_images}", found)
     if plot is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from ostinato.domains.verdict import SOURCE
-from ostinato.errors import ConfigError
+from ostinato.errors import ConfigError, did_you_mean
 from ostinato.models import Normalize
 from ostinato.ops.precision import Precision
 from ostinato.speed._memory import Kept, LiveTensors, peak
@@ -25,7 +25,7 @@ __all__ = ["LiveTensors", "Speed", "measure_routing", "measure_speed", "measure_
 _STREAMED: dict[str, dict[str, Any]] = {
     "forward-only": {"preset": "forward-only"},
     "robust": {"preset": "robust"},
-    "robust, spare=0": {"preset": "robust", "spare": 0},
+    "robust:spare=0": {"preset": "robust", "spare": 0},
 }
 _WARM = 3
 """Batches before the clock starts: the first ones pay for what is made once."""
@@ -146,7 +146,7 @@ def measure_stream(
     normalize: Normalize = "model",
     compile: bool = True,
     images_from: Path | None = None,
-    chosen: Mapping[str, Mapping[str, Any]] = _STREAMED,
+    ways: Sequence[str] = (),
     domains: int = 15,
     images: int = 1200,
     rounds: int = 3,
@@ -163,17 +163,18 @@ def measure_stream(
         normalize: the model's input convention.
         compile: whether ours compiles blocks on a GPU; otherwise it is as by default.
         images_from: a folder of photographs to make batches of; drawn scenes unless given.
-        chosen: names of our method's ways, each with its preset and settings.
+        ways: which of our method's ways; all of them unless given.
         domains: shifts, each one of the usual corruptions.
         images: of a domain and round.
         rounds: how often every domain comes.
     """
+    chosen = stream_ways(ways)
     device = next(make_model().parameters()).device
     traffic = Traffic(size, device, images=images_from)
     setting = Setting(make_model, traffic, batch_size, precision, normalize, compile=compile)
     made = [make_way("forward", setting)]
-    for name, settings in chosen.items():
-        adapted = ours(setting, **settings, settled=False)
+    for name in chosen:
+        adapted = ours(setting, **_STREAMED[name], settled=False)
         _make_once(adapted, setting)
 
         def step(batch: torch.Tensor, adapted: Any = adapted) -> bool:
@@ -192,6 +193,19 @@ def measure_stream(
         _summarise(way, [one[k] for one in found], [one[0] for one in found], batch_size)
         for k, way in enumerate(made)
     ]
+
+
+def stream_ways(names: Sequence[str]) -> tuple[str, ...]:
+    """The ways that a stream is measured with: these, or all where none is named.
+
+    >>> stream_ways(())
+    ('forward-only', 'robust', 'robust:spare=0')
+    """
+    for name in names:
+        if name not in _STREAMED:
+            hint = did_you_mean(name, _STREAMED)
+            raise ConfigError(f"No stream is measured with {name!r}. {hint}")
+    return tuple(names) or tuple(_STREAMED)
 
 
 def _make_once(adapted: Any, setting: Setting) -> None:
