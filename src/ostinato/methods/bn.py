@@ -23,17 +23,6 @@ class Bn(Method):
     torch.Size([4, 10])
     """
 
-    class Config(MethodConfig):
-        """Settings of BN statistics.
-
-        >>> Bn.Config().prior
-        0
-        """
-
-        prior: int = Field(
-            0, ge=0, description="source images that the source's statistics count as"
-        )
-
     info = MethodInfo(
         title="BN statistics",
         paper="Nado et al., 2020; Schneider et al., NeurIPS 2020",
@@ -51,6 +40,18 @@ class Bn(Method):
         tasks=frozenset({"classification", "segmentation"}),
         norms="batch",
     )
+
+    class Config(MethodConfig):
+        """Settings of BN statistics.
+
+        >>> Bn.Config().prior
+        0
+        """
+
+        prior: int = Field(
+            0, ge=0, description="source images that the source's statistics count as"
+        )
+
     presets = {"imagenet-c": {"prior": 0}, "small-batch": {"prior": 16}}
     rates = ()
 

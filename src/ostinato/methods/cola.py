@@ -29,18 +29,6 @@ class Cola(Wrapping):
     torch.Size([8, 5])
     """
 
-    class Config(VectorsConfig):
-        """Settings of CoLA.
-
-        >>> Cola.Config().rest_decay
-        0.4
-        """
-
-        inner: Literal["tent", "eata", "sar", "deyo"] = Field("eata", description="what adapts")
-        inner_preset: str | None = Field(None, description="a preset of that method")
-        inner_settings: dict[str, Any] = Field(_ETA, description="its own settings; here ETA's")
-        vectors: int = Field(32, ge=1, description="domain vectors kept; the weakest is let go")
-
     info = MethodInfo(
         title="CoLA (ETA)",
         paper="Chen et al., NeurIPS 2024",
@@ -60,6 +48,19 @@ class Cola(Wrapping):
             "error, and 70.7 against 77.8 in the 20th round"
         ),
     )
+
+    class Config(VectorsConfig):
+        """Settings of CoLA.
+
+        >>> Cola.Config().rest_decay
+        0.4
+        """
+
+        inner: Literal["tent", "eata", "sar", "deyo"] = Field("eata", description="what adapts")
+        inner_preset: str | None = Field(None, description="a preset of that method")
+        inner_settings: dict[str, Any] = Field(_ETA, description="its own settings; here ETA's")
+        vectors: int = Field(32, ge=1, description="domain vectors kept; the weakest is let go")
+
     presets = {"imagenet-c": {"inner": "eata"}}
 
     @classmethod

@@ -33,21 +33,6 @@ class Come(Method):
     torch.Size([8, 5])
     """
 
-    class Config(EntropyConfig):
-        """Settings of COME.
-
-        >>> Come.Config().predict
-        'before'
-        """
-
-        inner: Literal["tent", "eta", "sar"] = Field("tent", description="whose rule it takes over")
-        lr: float = Field(1e-3, ge=0, description="learning rate for 64 images; follows the batch")
-        kappa: float = Field(0.4, gt=0, description="entropy bound of ETA and SAR, times ln C")
-        redundancy: float = Field(0.05, ge=0, description="ETA's bound on the cosine")
-        radius: float = Field(0.05, ge=0, description="how far SAR's climb goes")
-        recover_below: float = Field(0.2, description="average loss at which SAR starts over")
-        first_blocks: int = Field(9, ge=1, description="first blocks, whose norms SAR moves")
-
     info = MethodInfo(
         title="COME",
         paper="Zhang et al., ICLR 2025",
@@ -68,6 +53,22 @@ class Come(Method):
             "ViT-B is too high"
         ),
     )
+
+    class Config(EntropyConfig):
+        """Settings of COME.
+
+        >>> Come.Config().predict
+        'before'
+        """
+
+        inner: Literal["tent", "eta", "sar"] = Field("tent", description="whose rule it takes over")
+        lr: float = Field(1e-3, ge=0, description="learning rate for 64 images; follows the batch")
+        kappa: float = Field(0.4, gt=0, description="entropy bound of ETA and SAR, times ln C")
+        redundancy: float = Field(0.05, ge=0, description="ETA's bound on the cosine")
+        radius: float = Field(0.05, ge=0, description="how far SAR's climb goes")
+        recover_below: float = Field(0.2, description="average loss at which SAR starts over")
+        first_blocks: int = Field(9, ge=1, description="first blocks, whose norms SAR moves")
+
     presets = {
         "imagenet-c": {"inner": "tent"},
         "eta": {"inner": "eta"},

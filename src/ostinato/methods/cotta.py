@@ -28,6 +28,21 @@ class Cotta(Method):
     torch.Size([8, 5])
     """
 
+    info = MethodInfo(
+        title="CoTTA",
+        paper="Wang et al., CVPR 2022",
+        trains="all parameters",
+        setting="ImageNet-C, ViT-B/16, from ViDA's release (its own: ResNet-50, lr 0.01)",
+        differences=(
+            "every image has its own draw of the augmentation (the release draws once per batch); "
+            "class token and position embeddings move too; restoration draws the same Bernoulli "
+            "process by its gaps; segmentation learns at the model's own output resolution"
+        ),
+        predicts="teacher",
+        tasks=frozenset({"classification", "segmentation"}),
+        colours={"": 4},
+    )
+
     class Config(TeacherConfig):
         """Settings of CoTTA.
 
@@ -49,20 +64,6 @@ class Cotta(Method):
             "symmetric", description="cross-entropy both ways, one way, or with hard labels"
         )
 
-    info = MethodInfo(
-        title="CoTTA",
-        paper="Wang et al., CVPR 2022",
-        trains="all parameters",
-        setting="ImageNet-C, ViT-B/16, from ViDA's release (its own: ResNet-50, lr 0.01)",
-        differences=(
-            "every image has its own draw of the augmentation (the release draws once per batch); "
-            "class token and position embeddings move too; restoration draws the same Bernoulli "
-            "process by its gaps; segmentation learns at the model's own output resolution"
-        ),
-        predicts="teacher",
-        tasks=frozenset({"classification", "segmentation"}),
-        colours={"": 4},
-    )
     presets = {
         "imagenet-c": {"optimizer": "sgd", "lr": 1e-4, "restore": 0.001, "threshold": 0.1},
         "cifar100-c": {

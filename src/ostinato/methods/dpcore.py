@@ -38,6 +38,24 @@ class DPCore(Anchored):
     torch.Size([8, 5])
     """
 
+    info = MethodInfo(
+        title="DPCore",
+        paper="Zhang et al., ICML 2025",
+        trains="prompt tokens",
+        setting="ImageNet-C, ViT-B/16",
+        differences=(
+            "a known domain's statistics follow the batch's without prompts and in both "
+            "directions, as in the paper (the release stores those with prompts, and lets a spread "
+            "grow only); a single image has the source's spread; source moments are those of the "
+            "classifier's input, over images with an entropy below 0.355 ln C (for 1,000 classes "
+            "the release's bound), or over all where fewer than two are; the coreset is bounded "
+            "(the release's is not); in bf16 the many steps on a new domain stay in fp32, since "
+            "they would amplify rounding"
+        ),
+        predicts="last",
+        needs=frozenset({"prepared file"}),
+    )
+
     class Config(PromptsConfig):
         """Settings of DPCore.
 
@@ -59,23 +77,6 @@ class DPCore(Anchored):
             description="entropy of source images that count, in ln C",
         )
 
-    info = MethodInfo(
-        title="DPCore",
-        paper="Zhang et al., ICML 2025",
-        trains="prompt tokens",
-        setting="ImageNet-C, ViT-B/16",
-        differences=(
-            "a known domain's statistics follow the batch's without prompts and in both "
-            "directions, as in the paper (the release stores those with prompts, and lets a spread "
-            "grow only); a single image has the source's spread; source moments are those of the "
-            "classifier's input, over images with an entropy below 0.355 ln C (for 1,000 classes "
-            "the release's bound), or over all where fewer than two are; the coreset is bounded "
-            "(the release's is not); in bf16 the many steps on a new domain stay in fp32, since "
-            "they would amplify rounding"
-        ),
-        predicts="last",
-        needs=frozenset({"prepared file"}),
-    )
     presets = {"imagenet-c": {"lr": 0.1, "new_steps": 50}, "cifar100-c": {"lr": 0.1}}
     example = {"new_steps": 3}
 

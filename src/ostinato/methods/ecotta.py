@@ -32,6 +32,23 @@ class Ecotta(Warmed):
     torch.Size([8, 5])
     """
 
+    info = MethodInfo(
+        title="EcoTTA (our variant)",
+        paper="Song et al., CVPR 2023",
+        trains="meta networks beside groups of blocks",
+        setting="CIFAR-C, WideResNet; ImageNet-C, ResNet-50",
+        differences=(
+            "our variant, for transformers (there is no official release, and the one public port "
+            "is for CNNs): a meta network is a scale and shift of the part's output (in place "
+            "of a batch norm) plus a GELU bottleneck of the part's input (in place of a "
+            "convolution), and starts without effect; parts are equal shares of the blocks; "
+            "the warm-up keeps what held-out source images like best; "
+            "warmed=False runs from that start and needs no file"
+        ),
+        predicts="last",
+        needs=frozenset({"prepared file"}),
+    )
+
     class Config(SgdConfig, WarmedConfig):
         """Settings of EcoTTA.
 
@@ -51,22 +68,6 @@ class Ecotta(Warmed):
             0.2, ge=0, lt=1, description="share of images that ends it in time"
         )
 
-    info = MethodInfo(
-        title="EcoTTA (our variant)",
-        paper="Song et al., CVPR 2023",
-        trains="meta networks beside groups of blocks",
-        setting="CIFAR-C, WideResNet; ImageNet-C, ResNet-50",
-        differences=(
-            "our variant, for transformers (there is no official release, and the one public port "
-            "is for CNNs): a meta network is a scale and shift of the part's output (in place "
-            "of a batch norm) plus a GELU bottleneck of the part's input (in place of a "
-            "convolution), and starts without effect; parts are equal shares of the blocks; "
-            "the warm-up keeps what held-out source images like best; "
-            "warmed=False runs from that start and needs no file"
-        ),
-        predicts="last",
-        needs=frozenset({"prepared file"}),
-    )
     presets = {"imagenet-c": {"lr": 5e-3}, "cifar100-c": {"lr": 5e-3}}
 
     @classmethod

@@ -21,15 +21,6 @@ class FoaShift(Anchored):
     torch.Size([8, 5])
     """
 
-    class Config(MethodConfig):
-        """Settings of FOA-shift.
-
-        >>> FoaShift.Config().rate
-        0.1
-        """
-
-        rate: float = Field(0.1, gt=0, le=1, description="share of a batch in the target's mean")
-
     info = MethodInfo(
         title="FOA-shift",
         paper="Niu et al., ICML 2024",
@@ -44,6 +35,16 @@ class FoaShift(Anchored):
         ),
         needs=frozenset({"prepared file"}),
     )
+
+    class Config(MethodConfig):
+        """Settings of FOA-shift.
+
+        >>> FoaShift.Config().rate
+        0.1
+        """
+
+        rate: float = Field(0.1, gt=0, le=1, description="share of a batch in the target's mean")
+
     presets = {"imagenet-c": {"rate": 0.1}}
     rates = ()
 

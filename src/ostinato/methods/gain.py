@@ -86,18 +86,6 @@ class Gain(Method):
     torch.Size([8, 5])
     """
 
-    class Config(MethodConfig):
-        """Settings of GAIN.
-
-        >>> Gain.Config().prior
-        3.0
-        """
-
-        prior: float = Field(
-            3.0, gt=0, description="images that the classifier's row of a class is"
-        )
-        least: int = Field(16, ge=2, description="images of a batch below which the source answers")
-
     info = MethodInfo(
         title="GAIN (our reading)",
         paper="GAIN, 2026",
@@ -120,6 +108,19 @@ class Gain(Method):
             "against 11.5)"
         ),
     )
+
+    class Config(MethodConfig):
+        """Settings of GAIN.
+
+        >>> Gain.Config().prior
+        3.0
+        """
+
+        prior: float = Field(
+            3.0, gt=0, description="images that the classifier's row of a class is"
+        )
+        least: int = Field(16, ge=2, description="images of a batch below which the source answers")
+
     presets = {"imagenet-c": {"prior": 3.0}}
     rates = ()
     example = {"least": 4}

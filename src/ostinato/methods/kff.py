@@ -31,6 +31,22 @@ class Kff(Anchored):
     torch.Size([8, 5])
     """
 
+    info = MethodInfo(
+        title="KFF",
+        paper="Zhou et al., NeurIPS 2025",
+        trains="domain prompt tokens and one class prompt token per image",
+        setting="ImageNet-C, ViT-B/16",
+        differences=(
+            "class prompts are grouped by cosine similarity, as in the paper (the release takes a "
+            "dot product, and a greedy grouping that is no spanning tree); source moments are over "
+            "all given images (the release leaves out uncertain ones); a single image has the "
+            "source's spread; in bf16 the many steps on a new domain stay in fp32, since they "
+            "would amplify rounding"
+        ),
+        predicts="last",
+        needs=frozenset({"prepared file"}),
+    )
+
     class Config(PromptsConfig):
         """Settings of KFF.
 
@@ -49,21 +65,6 @@ class Kff(Anchored):
         max_domains: int = Field(20, ge=1, description="domain prompts kept")
         max_classes: int = Field(100, ge=1, description="class prompts kept")
 
-    info = MethodInfo(
-        title="KFF",
-        paper="Zhou et al., NeurIPS 2025",
-        trains="domain prompt tokens and one class prompt token per image",
-        setting="ImageNet-C, ViT-B/16",
-        differences=(
-            "class prompts are grouped by cosine similarity, as in the paper (the release takes a "
-            "dot product, and a greedy grouping that is no spanning tree); source moments are over "
-            "all given images (the release leaves out uncertain ones); a single image has the "
-            "source's spread; in bf16 the many steps on a new domain stay in fp32, since they "
-            "would amplify rounding"
-        ),
-        predicts="last",
-        needs=frozenset({"prepared file"}),
-    )
     presets = {"imagenet-c": {"lr": 0.1, "class_lr": 1e-3}, "cifar100-c": {"lr": 0.1}}
     rates = ("lr", "class_lr")
     example = {"new_steps": 3}

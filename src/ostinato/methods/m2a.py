@@ -25,19 +25,6 @@ class M2a(Method):
     torch.Size([8, 5])
     """
 
-    class Config(MethodConfig):
-        """Settings of M2A.
-
-        >>> M2a.Config().ratios
-        (0.0, 0.1, 0.2)
-        """
-
-        ratios: tuple[float, ...] = Field(
-            (0.0, 0.1, 0.2), min_length=2, description="shares of an image masked, rising from 0"
-        )
-        weight: float = Field(1.0, ge=0, description="weight of the views' mean entropy")
-        skip: int = Field(3, ge=0, description="last blocks whose norms stay as they are")
-
     info = MethodInfo(
         title="M2A",
         paper="Doloriel, 2025",
@@ -57,6 +44,20 @@ class M2a(Method):
             "against 78.3 % error); at a tenth of it it does, by little (77.4)"
         ),
     )
+
+    class Config(MethodConfig):
+        """Settings of M2A.
+
+        >>> M2a.Config().ratios
+        (0.0, 0.1, 0.2)
+        """
+
+        ratios: tuple[float, ...] = Field(
+            (0.0, 0.1, 0.2), min_length=2, description="shares of an image masked, rising from 0"
+        )
+        weight: float = Field(1.0, ge=0, description="weight of the views' mean entropy")
+        skip: int = Field(3, ge=0, description="last blocks whose norms stay as they are")
+
     presets = {"imagenet-c": {"lr": 1e-3}, "cifar100-c": {"lr": 1e-4}}
 
     def trainable(self) -> dict[str, nn.Parameter]:

@@ -20,20 +20,6 @@ class Neo(Method):
     torch.Size([8, 5])
     """
 
-    class Config(MethodConfig):
-        """Settings of NEO.
-
-        >>> Neo.Config().rate
-        0.1
-        """
-
-        rate: float | None = Field(
-            0.1,
-            gt=0,
-            le=1,
-            description="share of a batch in the centre; None: the mean of all images",
-        )
-
     info = MethodInfo(
         title="NEO",
         paper="Murphy et al., ICLR 2026",
@@ -48,6 +34,21 @@ class Neo(Method):
             "beats Source on a real ViT-Tiny under returning corruptions: 76.6 against 78.3 % error"
         ),
     )
+
+    class Config(MethodConfig):
+        """Settings of NEO.
+
+        >>> Neo.Config().rate
+        0.1
+        """
+
+        rate: float | None = Field(
+            0.1,
+            gt=0,
+            le=1,
+            description="share of a batch in the centre; None: the mean of all images",
+        )
+
     presets = {"imagenet-c": {"rate": 0.1}, "single-domain": {"rate": None}}
     rates = ()
 

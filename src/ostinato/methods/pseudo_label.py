@@ -21,6 +21,18 @@ class PseudoLabel(Method):
     torch.Size([8, 5])
     """
 
+    info = MethodInfo(
+        title="Pseudo-label",
+        paper="Lee, ICML workshop 2013",
+        trains="affine parameters of every normalisation layer",
+        setting="none by its authors: ours",
+        differences=(
+            "no release for test-time adaptation of ViTs exists; the setting here (LayerNorm, SGD "
+            "1e-4, labels from probability 0.9 on) is this library's"
+        ),
+        tasks=frozenset({"classification", "segmentation"}),
+    )
+
     class Config(EntropyConfig):
         """Settings of Pseudo-label.
 
@@ -33,17 +45,6 @@ class PseudoLabel(Method):
             0.9, ge=0, le=1, description="smallest probability that makes a label; 0 takes all"
         )
 
-    info = MethodInfo(
-        title="Pseudo-label",
-        paper="Lee, ICML workshop 2013",
-        trains="affine parameters of every normalisation layer",
-        setting="none by its authors: ours",
-        differences=(
-            "no release for test-time adaptation of ViTs exists; the setting here (LayerNorm, SGD "
-            "1e-4, labels from probability 0.9 on) is this library's"
-        ),
-        tasks=frozenset({"classification", "segmentation"}),
-    )
     presets = {
         "imagenet-c": {"optimizer": "sgd", "lr": 1e-4},
         "cifar100-c": {"optimizer": "adam", "lr": 3e-4},

@@ -20,6 +20,14 @@ class RDumb(Eata):
     torch.Size([8, 5])
     """
 
+    info = MethodInfo(
+        title="RDumb",
+        paper="Press et al., NeurIPS 2023",
+        trains="affine parameters of every normalisation layer",
+        setting="ImageNet-C and CCC, ResNet-50",
+        differences="LayerNorm in place of batch norm",
+    )
+
     class Config(Eata.Config):
         """Settings of RDumb.
 
@@ -30,13 +38,6 @@ class RDumb(Eata):
         fisher_alpha: float = Field(0.0, ge=0, description="weight of the Fisher term; 0 is ETA")
         reset_every: int = Field(1000, ge=1, description="batches between resets")
 
-    info = MethodInfo(
-        title="RDumb",
-        paper="Press et al., NeurIPS 2023",
-        trains="affine parameters of every normalisation layer",
-        setting="ImageNet-C and CCC, ResNet-50",
-        differences="LayerNorm in place of batch norm",
-    )
     presets = {"imagenet-c": {"lr": 2.5e-4, "redundancy": 0.05, "reset_every": 1000}}
 
     def after(self, batch: Input, objective: Objective, decision: Decision | None) -> None:

@@ -46,6 +46,17 @@ class Rem(Method):
     torch.Size([8, 5])
     """
 
+    info = MethodInfo(
+        title="REM",
+        paper="Han et al., ICML 2025",
+        trains="affine parameters of the LayerNorms in all but the last three blocks",
+        setting="ImageNet-C, ViT-B/16",
+        differences=(
+            "dropout stays off in all forwards; the blocks left out are counted from the end, so "
+            "that any depth has some (the same nine of ViT-B's twelve are trained)"
+        ),
+    )
+
     class Config(MethodConfig):
         """Settings of REM.
 
@@ -60,16 +71,6 @@ class Rem(Method):
         margin: float = Field(0.0, ge=0, description="ranking margin, as a share of ln C")
         skip: int = Field(3, ge=0, description="last blocks whose norms stay as they are")
 
-    info = MethodInfo(
-        title="REM",
-        paper="Han et al., ICML 2025",
-        trains="affine parameters of the LayerNorms in all but the last three blocks",
-        setting="ImageNet-C, ViT-B/16",
-        differences=(
-            "dropout stays off in all forwards; the blocks left out are counted from the end, so "
-            "that any depth has some (the same nine of ViT-B's twelve are trained)"
-        ),
-    )
     presets = {"imagenet-c": {"lr": 1e-3}, "cifar100-c": {"lr": 1e-3}}
 
     def configure(self) -> None:

@@ -31,6 +31,19 @@ class Rmt(Method):
     torch.Size([8, 5])
     """
 
+    info = MethodInfo(
+        title="RMT",
+        paper="Döbler et al., CVPR 2023",
+        trains="all parameters",
+        setting="ImageNet-C, ResNet-50",
+        differences=(
+            "predicts the sum of student's and teacher's logits, as the release does; source-free: "
+            "no replay of labelled source images, no warm-up, and without warm-up no projector; "
+            "prototypes are the classifier's rows unless prototypes='source'; every image has its "
+            "own draw of the view"
+        ),
+    )
+
     class Config(TeacherConfig):
         """Settings of RMT.
 
@@ -45,18 +58,6 @@ class Rmt(Method):
             "weights", description="rows of the classifier (source-free), or prepared class means"
         )
 
-    info = MethodInfo(
-        title="RMT",
-        paper="Döbler et al., CVPR 2023",
-        trains="all parameters",
-        setting="ImageNet-C, ResNet-50",
-        differences=(
-            "predicts the sum of student's and teacher's logits, as the release does; source-free: "
-            "no replay of labelled source images, no warm-up, and without warm-up no projector; "
-            "prototypes are the classifier's rows unless prototypes='source'; every image has its "
-            "own draw of the view"
-        ),
-    )
     presets = {
         "imagenet-c": {"optimizer": "sgd", "lr": 0.01},
         "cifar100-c": {"optimizer": "adam", "lr": 3e-4},

@@ -26,6 +26,18 @@ class Roid(Method):
     torch.Size([8, 5])
     """
 
+    info = MethodInfo(
+        title="ROID",
+        paper="Marsden et al., WACV 2024",
+        trains="affine parameters of every normalisation layer",
+        setting="ImageNet-C, ResNet-50, Swin-B and ViT-B/16",
+        differences=(
+            "weights are one where a batch has no spread to normalise by (a single image); every "
+            "image has its own draw of the view (the release draws once per batch); the prior "
+            "multiplies the logits, as in the release"
+        ),
+    )
+
     class Config(SgdConfig):
         """Settings of ROID.
 
@@ -41,17 +53,6 @@ class Roid(Method):
         consistency: bool = Field(True, description="agree with an augmented view")
         prior_correction: bool = Field(True, description="correct predictions by the batch's prior")
 
-    info = MethodInfo(
-        title="ROID",
-        paper="Marsden et al., WACV 2024",
-        trains="affine parameters of every normalisation layer",
-        setting="ImageNet-C, ResNet-50, Swin-B and ViT-B/16",
-        differences=(
-            "weights are one where a batch has no spread to normalise by (a single image); every "
-            "image has its own draw of the view (the release draws once per batch); the prior "
-            "multiplies the logits, as in the release"
-        ),
-    )
     presets = {"imagenet-c": {"lr": 2.5e-4}}
 
     def configure(self) -> None:

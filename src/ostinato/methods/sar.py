@@ -28,6 +28,19 @@ class Sar(Method):
     torch.Size([8, 5])
     """
 
+    info = MethodInfo(
+        title="SAR",
+        paper="Niu et al., ICLR 2023",
+        trains="affine parameters of the norms in blocks 0 to 8",
+        setting="ImageNet-C, ViT-B/16",
+        differences=(
+            "the average loss starts anew after a recovery, as the paper has it (the release "
+            "carries the old average on, so that recoveries repeat); the climb is lent to the "
+            "model for one forward in place of being added and taken off; its own protocol "
+            "starts afresh for every corruption, which a stream does with reset='domain'"
+        ),
+    )
+
     class Config(EntropyConfig):
         """Settings of SAR.
 
@@ -43,18 +56,6 @@ class Sar(Method):
             9, ge=1, description="blocks whose norms move; None: every norm"
         )
 
-    info = MethodInfo(
-        title="SAR",
-        paper="Niu et al., ICLR 2023",
-        trains="affine parameters of the norms in blocks 0 to 8",
-        setting="ImageNet-C, ViT-B/16",
-        differences=(
-            "the average loss starts anew after a recovery, as the paper has it (the release "
-            "carries the old average on, so that recoveries repeat); the climb is lent to the "
-            "model for one forward in place of being added and taken off; its own protocol "
-            "starts afresh for every corruption, which a stream does with reset='domain'"
-        ),
-    )
     presets = {"imagenet-c": {"lr": 1e-3}}
 
     def configure(self) -> None:

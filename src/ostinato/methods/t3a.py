@@ -68,15 +68,6 @@ class T3a(Method):
     torch.Size([8, 5])
     """
 
-    class Config(MethodConfig):
-        """Settings of T3A.
-
-        >>> T3a.Config().supports
-        20
-        """
-
-        supports: int = Field(20, ge=1, description="surest features kept for each class")
-
     info = MethodInfo(
         title="T3A",
         paper="Iwasawa and Matsuo, NeurIPS 2021",
@@ -91,6 +82,16 @@ class T3a(Method):
             "beats Source on a real ViT-Tiny under returning corruptions: 77.4 against 78.3 % error"
         ),
     )
+
+    class Config(MethodConfig):
+        """Settings of T3A.
+
+        >>> T3a.Config().supports
+        20
+        """
+
+        supports: int = Field(20, ge=1, description="surest features kept for each class")
+
     presets = {"imagenet-c": {"supports": 20}}
     rates = ()
 

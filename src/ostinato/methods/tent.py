@@ -24,18 +24,6 @@ class Tent(Method):
     torch.Size([8, 5])
     """
 
-    class Config(EntropyConfig):
-        """Settings of TENT.
-
-        >>> Tent.Config().predict
-        'before'
-        """
-
-        lr: float = Field(1e-4, ge=0, description="learning rate")
-        labels: Literal["soft", "hard"] = Field(
-            "soft", description="entropy, or cross-entropy with the prediction's own hard labels"
-        )
-
     info = MethodInfo(
         title="TENT (continual)",
         paper="Wang et al., ICLR 2021",
@@ -48,6 +36,19 @@ class Tent(Method):
         tasks=frozenset({"classification", "segmentation"}),
         colours={"": 1},
     )
+
+    class Config(EntropyConfig):
+        """Settings of TENT.
+
+        >>> Tent.Config().predict
+        'before'
+        """
+
+        lr: float = Field(1e-4, ge=0, description="learning rate")
+        labels: Literal["soft", "hard"] = Field(
+            "soft", description="entropy, or cross-entropy with the prediction's own hard labels"
+        )
+
     presets = {
         "imagenet-c": {"optimizer": "sgd", "lr": 1e-4, "momentum": 0.9},
         "cifar100-c": {"optimizer": "adam", "lr": 3e-4},

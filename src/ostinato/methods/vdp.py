@@ -104,6 +104,21 @@ class Vdp(Method):
     torch.Size([8, 5])
     """
 
+    info = MethodInfo(
+        title="VDP",
+        paper="Gan et al., AAAI 2023",
+        trains="two square prompts in the input",
+        setting="none by its authors: ours",
+        differences=(
+            "no public release; our reading: additive squares in two opposite corners, a quarter "
+            "of the side each, starting at zero; the student sees an augmented view, the teacher "
+            "the image; cross-entropy between them; a value's sensitivity is its share of the "
+            "loss's fall over its squared change, summed over past domains; a new domain is a "
+            "fall of mean confidence by 0.1; Adam at 1e-3; Hugging Face and torchvision work too"
+        ),
+        predicts="teacher",
+    )
+
     class Config(MethodConfig):
         """Settings of VDP.
 
@@ -123,20 +138,6 @@ class Vdp(Method):
         )
         damping: float = Field(1e-3, gt=0, description="keeps sensitivities finite")
 
-    info = MethodInfo(
-        title="VDP",
-        paper="Gan et al., AAAI 2023",
-        trains="two square prompts in the input",
-        setting="none by its authors: ours",
-        differences=(
-            "no public release; our reading: additive squares in two opposite corners, a quarter "
-            "of the side each, starting at zero; the student sees an augmented view, the teacher "
-            "the image; cross-entropy between them; a value's sensitivity is its share of the "
-            "loss's fall over its squared change, summed over past domains; a new domain is a "
-            "fall of mean confidence by 0.1; Adam at 1e-3; Hugging Face and torchvision work too"
-        ),
-        predicts="teacher",
-    )
     presets = {"imagenet-c": {"lr": 1e-3}, "cifar100-c": {"lr": 1e-3}}
 
     def configure(self) -> None:

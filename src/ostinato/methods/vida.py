@@ -42,6 +42,22 @@ class Vida(Warmed):
     torch.Size([8, 5])
     """
 
+    info = MethodInfo(
+        title="ViDA",
+        paper="Liu et al., ICLR 2024",
+        trains="all parameters, and adapters beside the attention's linear layers",
+        setting="ImageNet-C, ViT-B/16",
+        differences=(
+            "both scales follow the uncertainty, as in the paper (in the release the high rank's "
+            "never changes); scales are at 1 while the uncertainty is measured, and start at 1 "
+            "with every batch; the warm-up keeps what held-out source images like best; "
+            "every image has its own draw of the views; "
+            "warmed=False runs from adapters without effect and needs no file"
+        ),
+        predicts="teacher",
+        needs=frozenset({"prepared file"}),
+    )
+
     class Config(TeacherConfig, WarmedConfig):
         """Settings of ViDA.
 
@@ -65,21 +81,6 @@ class Vida(Warmed):
             0.2, ge=0, lt=1, description="share of images that ends it in time"
         )
 
-    info = MethodInfo(
-        title="ViDA",
-        paper="Liu et al., ICLR 2024",
-        trains="all parameters, and adapters beside the attention's linear layers",
-        setting="ImageNet-C, ViT-B/16",
-        differences=(
-            "both scales follow the uncertainty, as in the paper (in the release the high rank's "
-            "never changes); scales are at 1 while the uncertainty is measured, and start at 1 "
-            "with every batch; the warm-up keeps what held-out source images like best; "
-            "every image has its own draw of the views; "
-            "warmed=False runs from adapters without effect and needs no file"
-        ),
-        predicts="teacher",
-        needs=frozenset({"prepared file"}),
-    )
     presets = {
         "imagenet-c": {"optimizer": "sgd", "lr": 5e-7, "adapter_lr": 2e-7, "threshold": 0.2},
         "cifar100-c": {

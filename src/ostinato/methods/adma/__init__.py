@@ -36,6 +36,20 @@ class Adma(Method):
     torch.Size([8, 5])
     """
 
+    info = MethodInfo(
+        title="ADMA (Continual-MAE)",
+        paper="Liu et al., CVPR 2024",
+        trains="all weights and biases, a mask token and a reconstruction head",
+        setting="CIFAR-10-C, ViT-B/16 at 384 px",
+        differences=(
+            "the release's second model is always a copy of the first, so the whole image is "
+            "simply forwarded before the update; dropout stays off; a cell is the largest that "
+            "tiles a patch; only CIFAR-10 was released: its settings are taken for all, and the "
+            "segmentation that the paper reports is left out; behind a convolutional stem the "
+            "stem's outputs are masked, so that neighbours have seen a patch's rim"
+        ),
+    )
+
     class Config(MethodConfig):
         """Settings of ADMA.
 
@@ -53,19 +67,6 @@ class Adma(Method):
             0.01, ge=0, le=1, description="probability to restore a source value"
         )
 
-    info = MethodInfo(
-        title="ADMA (Continual-MAE)",
-        paper="Liu et al., CVPR 2024",
-        trains="all weights and biases, a mask token and a reconstruction head",
-        setting="CIFAR-10-C, ViT-B/16 at 384 px",
-        differences=(
-            "the release's second model is always a copy of the first, so the whole image is "
-            "simply forwarded before the update; dropout stays off; a cell is the largest that "
-            "tiles a patch; only CIFAR-10 was released: its settings are taken for all, and the "
-            "segmentation that the paper reports is left out; behind a convolutional stem the "
-            "stem's outputs are masked, so that neighbours have seen a patch's rim"
-        ),
-    )
     presets = {"imagenet-c": {"lr": 1e-5}, "cifar100-c": {"lr": 1e-5}}
 
     def configure(self) -> None:

@@ -54,6 +54,22 @@ class Becotta(Warmed):
     torch.Size([8, 5])
     """
 
+    info = MethodInfo(
+        title="BECoTTA",
+        paper="Lee et al., ICML 2024",
+        trains="low-rank experts after every block, and their routers",
+        setting="Cityscapes to ACDC, SegFormer-B5",
+        differences=(
+            "the K experts of largest gate run, and gates are learned (the release always runs "
+            "the first K, with gates cut from the gradient); routing uses the mean token, with "
+            "noise while warming alone; the warm-up's domains are darkened, hazed and blurred "
+            "source images, recognised by the nearest style and brightness in place of a trained "
+            "discriminator; warmed=False routes all to one domain and needs no file"
+        ),
+        tasks=frozenset({"classification", "segmentation"}),
+        needs=frozenset({"prepared file"}),
+    )
+
     class Config(WarmedConfig):
         """Settings of BECoTTA.
 
@@ -80,21 +96,6 @@ class Becotta(Warmed):
         warm_lr: float = Field(6e-5, gt=0, description="learning rate of the preparation")
         warm_batch: int = Field(8, ge=1, description="images per update of the preparation")
 
-    info = MethodInfo(
-        title="BECoTTA",
-        paper="Lee et al., ICML 2024",
-        trains="low-rank experts after every block, and their routers",
-        setting="Cityscapes to ACDC, SegFormer-B5",
-        differences=(
-            "the K experts of largest gate run, and gates are learned (the release always runs "
-            "the first K, with gates cut from the gradient); routing uses the mean token, with "
-            "noise while warming alone; the warm-up's domains are darkened, hazed and blurred "
-            "source images, recognised by the nearest style and brightness in place of a trained "
-            "discriminator; warmed=False routes all to one domain and needs no file"
-        ),
-        tasks=frozenset({"classification", "segmentation"}),
-        needs=frozenset({"prepared file"}),
-    )
     presets = {"acdc": {"lr": 6e-7, "restore": 0.01}}
 
     @classmethod

@@ -25,6 +25,17 @@ class Deyo(Method):
     torch.Size([8, 5])
     """
 
+    info = MethodInfo(
+        title="DeYO",
+        paper="Lee et al., ICLR 2024",
+        trains="affine parameters of the norms in blocks 0 to 8",
+        setting="ImageNet-C, ViT-B/16",
+        differences=(
+            "first_blocks=None moves every norm; its own protocol starts afresh for every "
+            "corruption, which a stream does with reset='domain'"
+        ),
+    )
+
     class Config(EntropyConfig):
         """Settings of DeYO.
 
@@ -43,16 +54,6 @@ class Deyo(Method):
             9, ge=1, description="blocks whose norms move; None: every norm"
         )
 
-    info = MethodInfo(
-        title="DeYO",
-        paper="Lee et al., ICLR 2024",
-        trains="affine parameters of the norms in blocks 0 to 8",
-        setting="ImageNet-C, ViT-B/16",
-        differences=(
-            "first_blocks=None moves every norm; its own protocol starts afresh for every "
-            "corruption, which a stream does with reset='domain'"
-        ),
-    )
     presets = {"imagenet-c": {"lr": 1e-3}}
     wide = True
     example = {"plpd": -1.0}

@@ -32,6 +32,15 @@ class Eata(Method):
     torch.Size([8, 5])
     """
 
+    info = MethodInfo(
+        title="EATA",
+        paper="Niu et al., ICML 2022",
+        trains="affine parameters of every normalisation layer",
+        setting="ImageNet-C, ResNet-50",
+        differences="LayerNorm in place of batch norm; fisher_alpha=0 gives ETA, without the file",
+        needs=frozenset({"prepared file"}),
+    )
+
     class Config(EntropyConfig):
         """Settings of EATA.
 
@@ -48,14 +57,6 @@ class Eata(Method):
         fisher_images: int = Field(2000, ge=1, description="source images the Fisher term rests on")
         fisher_batch: int = Field(64, ge=1, description="images per squared gradient")
 
-    info = MethodInfo(
-        title="EATA",
-        paper="Niu et al., ICML 2022",
-        trains="affine parameters of every normalisation layer",
-        setting="ImageNet-C, ResNet-50",
-        differences="LayerNorm in place of batch norm; fisher_alpha=0 gives ETA, without the file",
-        needs=frozenset({"prepared file"}),
-    )
     presets = {"imagenet-c": {"lr": 2.5e-4, "redundancy": 0.05, "fisher_alpha": 2000.0}}
     wide = True
 

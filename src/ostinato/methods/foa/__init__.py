@@ -45,21 +45,6 @@ class Foa(Levelled):
     torch.Size([8, 5])
     """
 
-    class Config(MethodConfig):
-        """Settings of FOA.
-
-        >>> Foa.Config().rate
-        0.1
-        """
-
-        prompts: int = Field(3, ge=1, description="prompt tokens")
-        population: int = Field(
-            27, ge=4, description="prompts tried on each batch, beside the best"
-        )
-        weight: float = Field(0.4, ge=0, description="lambda of the gap to the source's features")
-        sigma: float = Field(1.0, gt=0, description="spread of the first prompts")
-        rate: float = Field(0.1, gt=0, le=1, description="share of a batch in the target's mean")
-
     info = MethodInfo(
         title="FOA",
         paper="Niu et al., ICML 2024",
@@ -79,6 +64,22 @@ class Foa(Levelled):
         ),
         needs=frozenset({"prepared file"}),
     )
+
+    class Config(MethodConfig):
+        """Settings of FOA.
+
+        >>> Foa.Config().rate
+        0.1
+        """
+
+        prompts: int = Field(3, ge=1, description="prompt tokens")
+        population: int = Field(
+            27, ge=4, description="prompts tried on each batch, beside the best"
+        )
+        weight: float = Field(0.4, ge=0, description="lambda of the gap to the source's features")
+        sigma: float = Field(1.0, gt=0, description="spread of the first prompts")
+        rate: float = Field(0.1, gt=0, le=1, description="share of a batch in the target's mean")
+
     presets = {"imagenet-c": {"weight": 0.4}, "imagenet-r": {"weight": 0.2}}
     rates = ("sigma",)
 

@@ -42,6 +42,27 @@ class Imse(Method):
     torch.Size([8, 5])
     """
 
+    info = MethodInfo(
+        title="IMSE",
+        paper="Baek et al., ICLR 2026",
+        trains="singular values of the linear maps in blocks 0 to 8",
+        setting="ImageNet-C, ViT-B/16",
+        differences=(
+            "batches of 32 images are judged (the release: its batch size, 64); at most 100 "
+            "domains are kept; the source's look is that of all source images (the release lets "
+            "a running mean go through them); a batch without a reliable image moves nothing; "
+            "its authors take lr=3e-3 for recurring streams"
+        ),
+        published=(
+            "31.0 % error, ImageNet-C, ViT-B, started afresh for each corruption; continual 3.4 "
+            "points better than ViDA"
+        ),
+        measured=(
+            "beats Source on a real ViT-Tiny under returning corruptions: 74.6 against 78.3 % error"
+        ),
+        needs=frozenset({"prepared file"}),
+    )
+
     class Config(ShiftConfig):
         """Settings of IMSE.
 
@@ -64,26 +85,6 @@ class Imse(Method):
         temperature: float = Field(1.0, gt=0, description="of the mix")
         codes: int = Field(100, ge=1, description="domains kept; the oldest is let go")
 
-    info = MethodInfo(
-        title="IMSE",
-        paper="Baek et al., ICLR 2026",
-        trains="singular values of the linear maps in blocks 0 to 8",
-        setting="ImageNet-C, ViT-B/16",
-        differences=(
-            "batches of 32 images are judged (the release: its batch size, 64); at most 100 "
-            "domains are kept; the source's look is that of all source images (the release lets "
-            "a running mean go through them); a batch without a reliable image moves nothing; "
-            "its authors take lr=3e-3 for recurring streams"
-        ),
-        published=(
-            "31.0 % error, ImageNet-C, ViT-B, started afresh for each corruption; continual 3.4 "
-            "points better than ViDA"
-        ),
-        measured=(
-            "beats Source on a real ViT-Tiny under returning corruptions: 74.6 against 78.3 % error"
-        ),
-        needs=frozenset({"prepared file"}),
-    )
     presets = {"imagenet-c": {"lr": 7e-3}, "recurring": {"lr": 3e-3}}
 
     @classmethod

@@ -20,6 +20,17 @@ class Lame(Method):
     torch.Size([8, 5])
     """
 
+    info = MethodInfo(
+        title="LAME",
+        paper="Boudiaf et al., CVPR 2022",
+        trains="nothing",
+        setting="ImageNet-C, ResNet-50",
+        differences=(
+            "returns log-probabilities; features are the classifier's input; a single image has "
+            "itself as its neighbour (the release divides by zero)"
+        ),
+    )
+
     class Config(MethodConfig):
         """Settings of LAME.
 
@@ -33,16 +44,6 @@ class Lame(Method):
         pull: float = Field(1.0, ge=0, description="weight of the neighbours")
         iterations: int = Field(100, ge=1, description="most iterations towards the fixed point")
 
-    info = MethodInfo(
-        title="LAME",
-        paper="Boudiaf et al., CVPR 2022",
-        trains="nothing",
-        setting="ImageNet-C, ResNet-50",
-        differences=(
-            "returns log-probabilities; features are the classifier's input; a single image has "
-            "itself as its neighbour (the release divides by zero)"
-        ),
-    )
     presets = {"imagenet-c": {"affinity": "rbf", "neighbours": 5}}
     rates = ()
     wide = True

@@ -22,18 +22,6 @@ class Memo(Method):
     torch.Size([8, 5])
     """
 
-    class Config(MethodConfig):
-        """Settings of MEMO.
-
-        >>> Memo.Config().views
-        64
-        """
-
-        optimizer: OptimizerName = Field("adamw", description="adam, adamw or sgd")
-        lr: float = Field(1e-5, ge=0, description="learning rate")
-        weight_decay: float = Field(0.01, ge=0, description="weight decay")
-        views: int = Field(64, ge=1, description="views of each image")
-
     info = MethodInfo(
         title="MEMO",
         paper="Zhang et al., NeurIPS 2022",
@@ -50,6 +38,19 @@ class Memo(Method):
         ),
         predicts="after",
     )
+
+    class Config(MethodConfig):
+        """Settings of MEMO.
+
+        >>> Memo.Config().views
+        64
+        """
+
+        optimizer: OptimizerName = Field("adamw", description="adam, adamw or sgd")
+        lr: float = Field(1e-5, ge=0, description="learning rate")
+        weight_decay: float = Field(0.01, ge=0, description="weight decay")
+        views: int = Field(64, ge=1, description="views of each image")
+
     presets = {"imagenet-c": {"lr": 1e-5, "views": 64}}
     batch_statistics = False  # a batch of views of one image says little about a domain
     example = {"views": 4}

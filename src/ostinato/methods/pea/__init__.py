@@ -91,24 +91,6 @@ class Pea(Method):
     torch.Size([8, 5])
     """
 
-    class Config(MethodConfig):
-        """Settings of PEA.
-
-        >>> Pea.Config(views=0).crop
-        0.9
-        """
-
-        rate: float = Field(
-            0.02, gt=0, le=1, description="share of a batch in the target's moments"
-        )
-        smoothing: float = Field(0.2, gt=0, le=1, description="of the drift and of the entropy")
-        jump: float = Field(4.0, gt=0, description="times the usual drift: moments start afresh")
-        entropy_jump: float = Field(
-            1.0, gt=0, description="nats above the usual: all starts afresh"
-        )
-        views: int = Field(2, ge=0, le=3, description="of crop, mirror image and both, beside it")
-        crop: float = Field(0.9, gt=0, le=1, description="side of the crop")
-
     info = MethodInfo(
         title="PEA",
         paper="Ma et al., ICLR 2026",
@@ -129,6 +111,25 @@ class Pea(Method):
         ),
         needs=frozenset({"prepared file"}),
     )
+
+    class Config(MethodConfig):
+        """Settings of PEA.
+
+        >>> Pea.Config(views=0).crop
+        0.9
+        """
+
+        rate: float = Field(
+            0.02, gt=0, le=1, description="share of a batch in the target's moments"
+        )
+        smoothing: float = Field(0.2, gt=0, le=1, description="of the drift and of the entropy")
+        jump: float = Field(4.0, gt=0, description="times the usual drift: moments start afresh")
+        entropy_jump: float = Field(
+            1.0, gt=0, description="nats above the usual: all starts afresh"
+        )
+        views: int = Field(2, ge=0, le=3, description="of crop, mirror image and both, beside it")
+        crop: float = Field(0.9, gt=0, le=1, description="side of the crop")
+
     presets = {"imagenet-c": {"rate": 0.02}, "cifar100-c": {"rate": 0.02}, "plain": {"views": 0}}
     rates = ()
 

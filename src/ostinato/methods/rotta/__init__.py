@@ -28,6 +28,19 @@ class Rotta(Method):
     torch.Size([8, 5])
     """
 
+    info = MethodInfo(
+        title="RoTTA",
+        paper="Yuan et al., CVPR 2023",
+        trains="affine parameters of every normalisation layer",
+        setting="CIFAR-C, WideResNet and ResNeXt",
+        differences=(
+            "its robust batch norm works where a model has batch norms; other norms are trained "
+            "likewise; images of other sizes are resized to the bank's first; every image has its "
+            "own draw of the view"
+        ),
+        predicts="teacher",
+    )
+
     class Config(MethodConfig):
         """Settings of RoTTA.
 
@@ -44,18 +57,6 @@ class Rotta(Method):
         age_weight: float = Field(1.0, ge=0, description="weight of age in the bank's score")
         uncertainty_weight: float = Field(1.0, ge=0, description="weight of entropy in the score")
 
-    info = MethodInfo(
-        title="RoTTA",
-        paper="Yuan et al., CVPR 2023",
-        trains="affine parameters of every normalisation layer",
-        setting="CIFAR-C, WideResNet and ResNeXt",
-        differences=(
-            "its robust batch norm works where a model has batch norms; other norms are trained "
-            "likewise; images of other sizes are resized to the bank's first; every image has its "
-            "own draw of the view"
-        ),
-        predicts="teacher",
-    )
     presets = {"imagenet-c": {"optimizer": "adam", "lr": 1e-3, "capacity": 64}}
     batch_statistics = False  # they follow the bank slowly
 

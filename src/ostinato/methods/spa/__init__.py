@@ -30,19 +30,6 @@ class Spa(Method):
     torch.Size([8, 5])
     """
 
-    class Config(SgdConfig):
-        """Settings of SPA.
-
-        >>> Spa.Config().noise_lr
-        1.0
-        """
-
-        lr: float = Field(0.01, ge=0, description="learning rate of the norms")
-        predictor_lr: float = Field(0.05, ge=0, description="learning rate of the predictor")
-        dropped: float = Field(0.2, ge=0, lt=1, description="share of low frequencies dropped")
-        noise: float = Field(0.4, gt=0, le=1, description="mean share of noise in a patch")
-        noise_lr: float = Field(1.0, ge=0, description="learning rate of where the noise goes")
-
     info = MethodInfo(
         title="SPA",
         paper="Niu et al., ICML 2025",
@@ -59,6 +46,20 @@ class Spa(Method):
             "against 78.3 % error); at a hundredth of it it does, by little (77.9)"
         ),
     )
+
+    class Config(SgdConfig):
+        """Settings of SPA.
+
+        >>> Spa.Config().noise_lr
+        1.0
+        """
+
+        lr: float = Field(0.01, ge=0, description="learning rate of the norms")
+        predictor_lr: float = Field(0.05, ge=0, description="learning rate of the predictor")
+        dropped: float = Field(0.2, ge=0, lt=1, description="share of low frequencies dropped")
+        noise: float = Field(0.4, gt=0, le=1, description="mean share of noise in a patch")
+        noise_lr: float = Field(1.0, ge=0, description="learning rate of where the noise goes")
+
     presets = {"imagenet-c": {"lr": 0.01}}
     rates = ("lr", "predictor_lr")
 

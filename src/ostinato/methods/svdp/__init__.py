@@ -74,6 +74,21 @@ class Svdp(Method):
     torch.Size([8, 5])
     """
 
+    info = MethodInfo(
+        title="SVDP",
+        paper="Yang et al., AAAI 2024",
+        trains="all weights and biases, and a sparse prompt in the input",
+        setting="Cityscapes to ACDC, SegFormer-B5",
+        differences=(
+            "the prompt starts at zero and is resized to other image sizes; the optimizer is "
+            "never rebuilt, as no domain boundary is known; the rate's scale is not published, "
+            "0.1 here; a classifier has one uncertainty per image, so its pixels are drawn at "
+            "random, and its views are the image and its mirror image"
+        ),
+        predicts="teacher",
+        tasks=frozenset({"classification", "segmentation"}),
+    )
+
     class Config(MethodConfig):
         """Settings of SVDP.
 
@@ -102,20 +117,6 @@ class Svdp(Method):
             0.01, ge=0, le=1, description="probability to restore a source value"
         )
 
-    info = MethodInfo(
-        title="SVDP",
-        paper="Yang et al., AAAI 2024",
-        trains="all weights and biases, and a sparse prompt in the input",
-        setting="Cityscapes to ACDC, SegFormer-B5",
-        differences=(
-            "the prompt starts at zero and is resized to other image sizes; the optimizer is "
-            "never rebuilt, as no domain boundary is known; the rate's scale is not published, "
-            "0.1 here; a classifier has one uncertainty per image, so its pixels are drawn at "
-            "random, and its views are the image and its mirror image"
-        ),
-        predicts="teacher",
-        tasks=frozenset({"classification", "segmentation"}),
-    )
     presets = {"acdc": {"lr": 3e-4, "prompt_lr": 1e-2, "restore": 0.01}}
     rates = ("lr", "prompt_lr")
 
