@@ -199,8 +199,10 @@ def crowd(adapted: Any, domains: int) -> None:
 def _own(name: str, setting: Setting) -> Way:
     if name.startswith("new"):
         return _new(name, setting)
-    always: dict[str, Any] = {} if name == "forward-only" else {"spare": 0}
-    adapted = ours(setting, "robust" if always else "forward-only", **always)
+    if name == "forward-only":
+        adapted = ours(setting, "forward-only")
+    else:
+        adapted = ours(setting, "robust", spare=0)  # so that every batch is learned from
     if name == "predict":
 
         def answer(batch: Tensor) -> bool:
