@@ -10,6 +10,7 @@ from ostinato.models._vision import (
     check_classes,
     check_module,
     fingerprint,
+    image_size,
     input_convention,
     output_names,
 )
@@ -24,6 +25,7 @@ __all__ = [
     "check_module",
     "count_outputs",
     "fingerprint",
+    "image_size",
     "input_convention",
     "logits_of",
     "output_names",

@@ -212,7 +212,7 @@ class VisionModel(nn.Module):
 
     def example(self) -> Tensor:
         """An image of noise, (1, channels, side, side) in [0, 1], always the same one."""
-        height, width = _image_size(self.base)
+        height, width = image_size(self.base)
         draw = torch.Generator().manual_seed(0)
         pixels = torch.rand(1, self.mean.shape[1], height, width, generator=draw)
         return pixels.to(self.device)
@@ -222,11 +222,11 @@ class VisionModel(nn.Module):
         self._given = None
 
 
-def _image_size(model: nn.Module) -> tuple[int, int]:
+def image_size(model: nn.Module) -> tuple[int, int]:
     """Height and width of the images that a model was made for; 224 where it does not tell.
 
     >>> import timm
-    >>> _image_size(timm.create_model("vit_tiny_patch16_224", img_size=96))
+    >>> image_size(timm.create_model("vit_tiny_patch16_224", img_size=96))
     (96, 96)
     """
     model = innermost(model)

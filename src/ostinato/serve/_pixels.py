@@ -16,6 +16,7 @@ from PIL.Image import Resampling
 from torch import Tensor, nn
 
 from ostinato.errors import InputError
+from ostinato.models import image_size
 from ostinato.ops.views import innermost
 
 FORMATS = ("JPEG", "PNG", "WEBP")
@@ -47,8 +48,7 @@ class Fit:
         """By the model's own convention; a segmenter takes pictures as they are."""
         config = getattr(innermost(model), "pretrained_cfg", None) or {}
         if side is None and not dense:
-            size = config.get("input_size") or (3, 224, 224)
-            side = int(size[-1])
+            side = image_size(model)[-1]
         return cls(side, float(config.get("crop_pct") or 1.0))
 
     def apply(self, picture: Image.Image) -> Image.Image:
