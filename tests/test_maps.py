@@ -14,7 +14,7 @@ from ostinato.experts.routed import EVERY
 from ostinato.methods.ostinato import _trust as trust
 from ostinato.methods.ostinato import maps as core
 from ostinato.methods.ostinato._bank import Domain
-from ostinato.methods.ostinato._timing import LASTING, NEW
+from ostinato.methods.ostinato._timing import LASTING, NEVER, NEW
 from ostinato.methods.ostinato.settings import OstinatoConfig
 
 kit = runpy.run_path(str(Path(__file__).with_name("_ostinato_small.py")))
@@ -28,8 +28,8 @@ def small():
 
 @pytest.mark.parametrize(
     ("images", "due", "untrusted"),
-    [(20, 40, 40), (50, 240, 100), (100, 240, 200), (239, 240, 240), (240, 960, 960),
-     (999, 3840, 3840)],
+    [(20, 40, 40), (50, 240, 100), (100, 240, 200), (239, 240, 240), (240, NEVER, 960),
+     (999, NEVER, 3840)],
 )  # fmt: skip
 def test_maps_are_due_ever_more_rarely(images, due, untrusted):
     for share, expected in ((0.4, due), (0.0, untrusted)):
@@ -141,9 +141,9 @@ def test_what_the_source_said_is_not_asked_again(small, trusting, monkeypatch):
     method, asked = build(small, learn=False), []
     plain = type(method)._passed
 
-    def passed(self, batch, expert, share=None):
+    def passed(self, batch, expert, share=None, shared=None):
         asked.append(share)
-        return plain(self, batch, expert, share)
+        return plain(self, batch, expert, share, shared)
 
     monkeypatch.setattr(type(method), "_passed", passed)
     images = torch.cat(shifted(2))

@@ -33,8 +33,9 @@ _GLANCE = 48
 """Numbers of a placed descriptor that nearly all pairs of images are told apart by."""
 _SLACK = 0.05
 """Rounding of products in single precision, which a glance must not take for a difference."""
-MOVED, SURE = 3.0, 0.4
-"""Images lie elsewhere where their mean does by this (squared), chance and this share of it off."""
+MOVED, SURE = 3.0, 2.5
+"""Images lie elsewhere where their mean does by this (squared), and by so many deviations of what
+chance makes of it."""
 TEST, SELDOM, GROWTH = 8, 512, 3.0
 """A domain is tested for two after so many images: at first, at most, and as a part of its own."""
 _SOON = 2
@@ -181,23 +182,37 @@ def fresh(placed: Tensor, recent: Tensor) -> Tensor:
     return ~like.any(1)
 
 
-def elsewhere(latest: Tensor, mean: Tensor, spread: float, images: float = math.inf) -> bool:
+def elsewhere(latest: Tensor, mean: Tensor, images: float = math.inf) -> bool:
     """Whether a domain's latest images lie off a mean, by more than chance.
 
+    The squared distance of two means is by chance tr Σ (1/n + 1/m), give or take √(2 tr Σ²) of the
+    same. Both are estimated from the images themselves, without bias: those of a domain that vary
+    in few directions are often far off by chance, those that vary in many hardly ever.
+
     Args:
-        latest: (n, d) placed descriptors.
+        latest: (n, d) placed descriptors; fewer than `LEAST` say nothing.
         mean: (d,) where others of its images lay.
-        spread: the domain's usual squared distance, 1 on average.
         images: of which the mean was taken.
 
     >>> import torch
     >>> some = torch.randn(20, 16, generator=torch.Generator().manual_seed(0))
-    >>> elsewhere(some, torch.zeros(16), 1.0), elsewhere(some + 1, torch.zeros(16), 1.0)
+    >>> elsewhere(some, torch.zeros(16)), elsewhere(some + 1, torch.zeros(16))
     (False, True)
     """
-    chance = len(mean) * spread * (1 / len(latest) + 1 / images)
-    off = float((latest.mean(0) - mean).square().sum()) - chance
-    return off > MOVED + SURE * chance
+    count = len(latest)
+    if count < LEAST:
+        return False
+    centre = latest.mean(0)
+    off = latest - centre
+    within = off @ off.T / (count - 1)
+    spread, squares = float(within.trace()), float(within.square().sum())
+    directions = (
+        (count - 1) ** 2 / ((count - 2) * (count + 1)) * (squares - spread**2 / (count - 1))
+    )
+    share = 1 / count + 1 / images
+    chance = math.sqrt(2 * max(directions, spread**2 / len(mean))) * share
+    away = float((centre - mean).square().sum()) - spread * share
+    return away > MOVED + SURE * chance
 
 
 class Known:
@@ -296,7 +311,7 @@ class Known:
             old = 0.0 if domain == SOURCE else float(self.counts[row]) / GROWTH
             some = float(self.untested[row])
             if some >= min(max(TEST, old), SELDOM) or (
-                some >= _SOON and elsewhere(rows, view.means[row].float(), float(view.spreads[row]))
+                some >= _SOON and elsewhere(rows, view.means[row].float())
             ):
                 self.untested[row] = 0
                 due.append(domain)

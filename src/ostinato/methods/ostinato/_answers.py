@@ -20,7 +20,7 @@ from ostinato.methods.base import Input
 from ostinato.methods.ostinato._bank import Domain, Version
 from ostinato.methods.ostinato._capture import Answered, Captures
 from ostinato.methods.ostinato._learning import Differentiated, Learner
-from ostinato.methods.ostinato._making import Made, MapCaptures
+from ostinato.methods.ostinato._making import Groups, Made, MapCaptures
 from ostinato.methods.ostinato._narrowed import Narrowed
 from ostinato.methods.ostinato._published import Placed, Publisher
 from ostinato.methods.ostinato._step import Started, StepCaptures
@@ -73,13 +73,13 @@ class Answers(Learner):
         self.map_captures = MapCaptures(Borrowed(self._make_from_pixels))
 
     def _quickly(self, work: Callable[[], Found]) -> Found:
-        """What is recorded, with blocks compiled or with weights rounded once.
+        """What is recorded: with weights rounded once, and blocks compiled where that is asked.
 
         Where a model cannot be compiled, the first run finds out, which is not recorded yet.
         """
         if self.config.compile is True and self._uncompiled is None:
             try:
-                with self.compiled():
+                with self.compiled(), self.autocast(), self.narrowed.in_layers(self.model):
                     return work()
             except RuntimeError as error:
                 self._uncompiled = f"{type(error).__name__}: {error}".splitlines()[0]
@@ -95,22 +95,35 @@ class Answers(Learner):
     ) -> Differentiated:
         return self._quickly(lambda: self._differentiate(Input(pixels), now, groups))
 
-    def _make_from_pixels(self, pixels: Tensor, share: Tensor | None) -> Made:
+    def _make_from_pixels(self, pixels: Tensor, share: Tensor | None, groups: Groups) -> Made:
+        shared, own = groups or ((), ())
+        expert = None if share is None else Expert((), own)
+
+        def make() -> Made:
+            return super(Answers, self)._passed(Input(pixels), expert, share, shared)
+
+        if len(pixels) >= self.config.micro:  # fewer seldom come, and compiling takes seconds
+            return self._quickly(make)
         with self.narrowed:
-            return super()._passed(Input(pixels), None if share is None else Expert(), share)
+            return make()
 
     def _passed(
-        self, batch: Input, expert: Expert | None, share: float | Tensor | None = None
+        self,
+        batch: Input,
+        expert: Expert | None,
+        share: float | Tensor | None = None,
+        shared: tuple[Branch, ...] | None = None,
     ) -> Made:
-        """The source's pass and maps alone are captured where possible; the rest goes plainly."""
-        makes = expert is not None and not expert.branches and isinstance(share, float)
-        alone, found = makes or (expert is None and share is None), None
+        """The source's pass and the making of maps are captured where possible."""
+        alone, found = (share is None) == (expert is None), None
         if alone and batch.classes is None and self.capturing and self.processes.alone:
             assert not isinstance(share, Tensor)
+            own = () if expert is None else expert.branches
+            groups = (self._shared_beside(expert), own) if own else ()
             self.narrowed.refresh()
-            found = self.map_captures.made_from(batch.pixels, share)
+            found = self.map_captures.made_from(batch.pixels, share, groups)
             self._say_refused("captured maps", self.map_captures.refused)
-        return super()._passed(batch, expert, share) if found is None else found
+        return super()._passed(batch, expert, share, shared) if found is None else found
 
     def _captured_gradients(self, batch: Input, domain: Domain) -> Differentiated | None:
         if domain.branches is None or batch.classes is not None or not self.processes.alone:

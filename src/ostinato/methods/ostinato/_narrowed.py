@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -44,6 +45,35 @@ class Narrowed(TorchFunctionMode):
             given = {name: self._rounded(one) for name, one in given.items()}
         return func(*args, **given)
 
+    @contextmanager
+    def in_layers(self, model: nn.Module) -> Iterator[None]:
+        """Inside, a model's own layers ask for kept weights: what is compiled passes no mode by.
+
+        To be entered under autocast. Other threads may use the model meanwhile, with or without.
+
+        >>> model = nn.Sequential(nn.Linear(2, 2))
+        >>> with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        ...     with Narrowed().in_layers(model):
+        ...         inside = "forward" in vars(model[0])
+        >>> inside, "forward" in vars(model[0])
+        (True, False)
+        """
+        changed = [one for one in model.modules() if self._is_plain(one)]
+        for one in changed:
+            vars(one)["forward"] = _with_weights(
+                one, one.forward, self._rounded(one.weight), self._rounded(one.bias)
+            )
+        try:
+            yield
+        finally:
+            for one in changed:
+                vars(one).pop("forward", None)
+
+    def _is_plain(self, module: nn.Module) -> bool:
+        """Whether a layer is of a kind whose weights are rounded here, and nobody's own."""
+        known = type(module) in (nn.Linear, nn.Conv2d) and "forward" not in vars(module)
+        return known and self._rounded(module.weight) is not module.weight
+
     def _rounded(self, value: Any) -> Any:
         if not isinstance(value, nn.Parameter) or value.dtype != torch.float:
             return value
@@ -64,3 +94,19 @@ class Narrowed(TorchFunctionMode):
             with torch.inference_mode(False), torch.no_grad():
                 for value, rounded in self.kept.values():
                     rounded.copy_(value)
+
+
+def _with_weights(
+    layer: nn.Module, plain: Callable[[Tensor], Tensor], weight: Tensor, bias: Tensor | None
+) -> Callable[[Tensor], Tensor]:
+    """A layer's forward with other weights under autocast, and its own without."""
+
+    def forward(given: Tensor) -> Tensor:
+        if not torch.is_autocast_enabled(given.device.type):
+            return plain(given)
+        if isinstance(layer, nn.Conv2d):
+            found: Tensor = layer._conv_forward(given, weight, bias)
+            return found
+        return F.linear(given, weight, bias)
+
+    return forward

@@ -15,6 +15,8 @@ PLENTY = 48
 """Images that make maps of a new domain as good as they get soon."""
 MARGIN = 0.1
 """Entropy, in ln C, above that of the maps when they were made that means: they no longer fit."""
+NEVER = 2**40
+"""More images than come: maps of a domain that has lasted are due when they no longer fit."""
 
 
 class Timed:
@@ -67,14 +69,18 @@ class Timed:
         """The maps were made: when the next ones are due, in images, counted from the first one.
 
         Twice as many images make better maps as long as they are few, and may show what fewer did
-        not: that maps are worth it. Else nothing is gained until the domain has lasted. Maps that
-        were made since answers had become less sure are given twice as long each time: where that
-        does not help, it is not the maps that are wrong.
+        not: that maps are worth it. Else nothing is gained until the domain has lasted, and then
+        no more. Maps that were made since answers had become less sure are given twice as long
+        each time: where that does not help, it is not the maps that are wrong.
         """
         self.patience = max(2 * self.patience, NEW) if self.excess > MARGIN else 0
-        self.due = LASTING * enough
+        self.due = NEVER if self.lasts(enough) and self.share else LASTING * enough
         if self.images < PLENTY or not self.share:
             self.due = min(self.due, 2 * self.images)
         while self.due <= self.images:
             self.due *= 4
+        self.excess = 0.0
+
+    def followed(self) -> None:
+        """The maps followed images that moved; when they are due stays as it is."""
         self.excess = 0.0

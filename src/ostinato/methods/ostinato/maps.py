@@ -10,7 +10,7 @@ from torch import Tensor
 from ostinato.domains.router import Router
 from ostinato.domains.verdict import LEAST, Change, elsewhere
 from ostinato.experts.maps import block_map
-from ostinato.experts.routed import EVERY, BlockMap, Expert, Hooks, Pass
+from ostinato.experts.routed import EVERY, BlockMap, Branch, Expert, Hooks, Pass
 from ostinato.methods.base import Input, Method
 from ostinato.methods.ostinato._bank import Domain, Version
 from ostinato.methods.ostinato._making import Made
@@ -24,8 +24,8 @@ from ostinato.ops.statistics import SourceStatistics
 
 TRUSTED = 0.0
 """Doubt below which a map acts."""
-_JUDGED = NEW
-"""Latest images that maps are judged on."""
+_JUDGED = 32
+"""Latest images that a share is chosen on, once a domain lasts."""
 
 TENS, SCORE = 10, 20
 _Tried = tuple[float, float, tuple[BlockMap, ...], Tensor]
@@ -59,7 +59,8 @@ class MapMaker(Method):
         """How many of a domain's latest images its maps are to be made from now; 0: not now.
 
         Besides the counts at which they are due, maps are made anew where the images that came
-        since lie elsewhere than those that they were made from; then of these images alone.
+        since lie elsewhere than those that they were made from; then of these images alone, and
+        without asking again how far they are to act.
         """
         domain, enough = self.bank.domains[number], self.config.enough
         if self._is_due(domain):
@@ -67,9 +68,8 @@ class MapMaker(Method):
         fresh = domain.images - domain.made_at
         if not domain.maps or fresh < LEAST or not len(domain.place):
             return 0
-        view, latest = self.router.view(), self.router.latest(number, min(fresh, enough))
-        spread = float(view.spreads[view.ids.index(number)])
-        if not len(latest) or not elsewhere(latest, domain.place, spread, domain.place_of):
+        latest = self.router.latest(number, min(fresh, enough))
+        if not elsewhere(latest, domain.place, domain.place_of):
             return 0
         self.events.append(f"images of domain {number} moved")
         return _whole(min(max(min(fresh, NEW), enough), len(domain.recent)))
@@ -108,10 +108,11 @@ class MapMaker(Method):
         Returns:
             Logits of the last of these images, by what answers the domain from now on.
         """
-        judged = Input(images[-_JUDGED:], classes)
+        soon = not domain.lasts(self.config.enough)
+        judged = Input(images if soon else images[-_JUDGED:], classes)
         if source is None:
             source, _ = self._passed(judged, None)
-        soon = not domain.lasts(self.config.enough)
+        source = source[-len(judged) :]
         tried = self._tried(
             judged, source, domain.shares_to_try(self.config), domain.share > 0, soon
         )
@@ -121,12 +122,26 @@ class MapMaker(Method):
         answers = likely(logits)
         domain.variety = float(distribution_entropy(answers[-self.config.micro :].mean(0)))
         domain.unsure = float(torch.special.entr(answers).sum(1).mean())
-        learned = () if domain.branches is None else domain.branches.branches()
-        if domain.maps and (learned or len(images) > len(judged)):
-            # From all images, and with what was learned: moments belong to what feeds a block.
-            whole = Input(images, classes)
-            logits, domain.maps = self._passed(whole, Expert((), learned), domain.share)
+        if domain.maps and (domain.branches is not None or len(images) > len(judged)):
+            logits = self._make_from_all(domain, images, classes)
         domain.made(self.config.enough)
+        return logits
+
+    def _follow(self, domain: Domain, images: Tensor, classes: Tensor | None) -> Tensor:
+        """Let a domain's maps follow images that moved, and act as far as before; their logits."""
+        domain.followed()
+        return self._make_from_all(domain, images, classes)
+
+    def _make_from_all(self, domain: Domain, images: Tensor, classes: Tensor | None) -> Tensor:
+        """Maps of the share a domain has, with what was learned: moments belong to what feeds a
+        block.
+
+        Returns:
+            Logits of the images.
+        """
+        learned = () if domain.branches is None else domain.branches.branches()
+        whole = Input(images, classes)
+        logits, domain.maps = self._passed(whole, Expert((), learned), domain.share)
         return logits
 
     def _tried(
@@ -153,9 +168,17 @@ class MapMaker(Method):
         return tried
 
     def _passed(
-        self, batch: Input, expert: Expert | None, share: float | Tensor | None = None
+        self,
+        batch: Input,
+        expert: Expert | None,
+        share: float | Tensor | None = None,
+        shared: tuple[Branch, ...] | None = None,
     ) -> Made:
-        """Logits; where a share is given, with maps that are made on the way, and these maps."""
+        """Logits; where a share is given, with maps that are made on the way, and these maps.
+
+        Where the expert has learned branches the shared ones act, too: the present version's,
+        unless given.
+        """
         made: list[BlockMap] = []
 
         def make(number: int, tokens: Tensor) -> BlockMap:
@@ -168,8 +191,12 @@ class MapMaker(Method):
             return made[-1]
 
         owners = [None if expert is None else 0] * self.processes.taken(len(batch))
-        shared = self.version.shared if expert is not None and expert.branches else ()
+        shared = self._shared_beside(expert) if shared is None else shared
         now = Pass(owners, [expert or Expert()], shared, None if share is None else make)
         with torch.no_grad(), self.autocast(), self.hooks.open(now):
             logits = self.logits(batch).detach()
         return logits, tuple(made)
+
+    def _shared_beside(self, expert: Expert | None) -> tuple[Branch, ...]:
+        """The shared branches that act beside an expert."""
+        return self.version.shared if expert is not None and expert.branches else ()
