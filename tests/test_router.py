@@ -441,7 +441,11 @@ def test_one_large_group_is_one_in_any_traffic(seed, alone):
     assert split_off(gaussian(200, seed), torch.zeros(16).double(), 20, 5.5, alone=alone) is None
 
 
-def test_an_old_domain_is_tested_seldom_until_its_images_move(router, monkeypatch):
+@pytest.mark.parametrize(("mixed", "least", "most"), [(False, 0, 1), (True, 2, 8)])
+def test_an_old_domain_is_tested_seldom_until_its_images_move(
+    router, monkeypatch, mixed, least, most
+):
+    """The more seldom where it comes alone: 400 images are known, and 240 follow."""
     tested: list[int] = []
     split = Router._split
 
@@ -449,14 +453,18 @@ def test_an_old_domain_is_tested_seldom_until_its_images_move(router, monkeypatc
         tested.append(domain)
         return split(self, domain)
 
+    def batch(seed: int) -> Tensor:
+        mine, other = correlated(10, seed=seed) + shift(1), correlated(10, seed=seed + 50)
+        return torch.stack([mine, other - shift(2)], 1).flatten(0, 1) if mixed else mine
+
     monkeypatch.setattr(Router, "_split", counted)
     for seed in range(40):
-        router.observe(correlated(10, seed=100 + seed) + shift(1))
-    assert router.domains == (1,)
+        router.observe(batch(100 + seed))
+    assert len(router.domains) == 1 + mixed
     tested.clear()
-    for seed in range(12):  # 400 images are known: every fiftieth is enough
-        router.observe(correlated(10, seed=200 + seed) + shift(1))
-    assert 1 <= len(tested) <= 4
+    for seed in range(24):
+        router.observe(batch(200 + seed))
+    assert least <= len(tested) <= most
     tested.clear()
-    router.observe(correlated(10, seed=300) + shift(1) + 0.7 * shift(2))
+    router.observe(batch(300) + 0.7 * shift(2))
     assert tested, "images that moved are looked at once"

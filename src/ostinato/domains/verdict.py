@@ -37,7 +37,8 @@ MOVED, SURE = 3.0, 2.5
 """Images lie elsewhere where their mean does by this (squared), and by so many deviations of what
 chance makes of it."""
 TEST, SELDOM, GROWTH = 8, 512, 3.0
-"""A domain is tested for two after so many images: at first, at most, and as a part of its own."""
+"""A domain is tested for two after so many images: at first, at most, and as a part of its own in
+mixed traffic; where it comes alone, once it has twice as many."""
 _SOON = 2
 """So many will do where its latest images lie elsewhere."""
 
@@ -308,7 +309,8 @@ class Known:
             self.untested[row] += count
             latest = (self.owner == domain).nonzero()[-max(count, TEST) :, 0]
             rows = self.recent[latest]
-            old = 0.0 if domain == SOURCE else float(self.counts[row]) / GROWTH
+            mixed = 1 - float(self.mix[row])
+            old = 0.0 if domain == SOURCE else float(self.counts[row]) / GROWTH**mixed
             some = float(self.untested[row])
             if some >= min(max(TEST, old), SELDOM) or (
                 some >= _SOON and elsewhere(rows, view.means[row].float())
