@@ -133,16 +133,26 @@ class Seen(NamedTuple):
     finite: float
 
 
-def seen(logits: Tensor, loss: Tensor, grads: Sequence[Tensor], temperature: float = 1.0) -> Seen:
-    """All of it by one look at the device, which the host waits for.
+def facts(
+    logits: Tensor, loss: Tensor, grads: Sequence[Tensor], temperature: float | Tensor = 1.0
+) -> Tensor:
+    """(4,) what `Seen` holds, still on the device.
 
-    >>> found = seen(torch.eye(2), torch.tensor(0.5), [torch.ones(3)])
-    >>> found.loss, round(found.variety, 2), round(found.entropy, 2), found.finite
-    (0.5, 0.69, 0.58, 1.0)
+    >>> facts(torch.eye(2), torch.tensor(0.5), [torch.ones(3)])[[0, 3]].tolist()
+    [0.5, 1.0]
     """
     answers = logits.float()
     variety = distribution_entropy(answers.softmax(1).mean(0))
     entropy = softmax_entropy(answers / temperature).mean()
     finite = torch.stack([grad.isfinite().all() for grad in grads]).all()
-    facts = [one.double() for one in (loss, variety, entropy, finite)]
-    return Seen(*torch.stack(facts).tolist())
+    return torch.stack([one.double() for one in (loss, variety, entropy, finite)])
+
+
+def seen(found: Tensor) -> Seen:
+    """All of it by one look at the device, which the host waits for.
+
+    >>> one = seen(facts(torch.eye(2), torch.tensor(0.5), [torch.ones(3)]))
+    >>> one.loss, round(one.variety, 2), round(one.entropy, 2), one.finite
+    (0.5, 0.69, 0.58, 1.0)
+    """
+    return Seen(*found.tolist())

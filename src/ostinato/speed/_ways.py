@@ -22,7 +22,7 @@ from ostinato.speed._traffic import Traffic
 
 _CLEAN = 100
 """Clean images that statistics are taken from."""
-_SETTLED = 300
+SETTLED = 300
 """Images of a shift that our method meets before it counts as settled there."""
 NEW = 200
 """Images for which a domain counts as new."""
@@ -154,7 +154,7 @@ def ours(setting: Setting, preset: str, *, settled: bool = True, **settings: Any
     )
     if settled:
         for domain in range(min(setting.domains, 15)):
-            for _ in range(-(-_SETTLED // 50)):
+            for _ in range(-(-SETTLED // 50)):
                 adapted(setting.traffic.shifted(domain, 50))
         crowd(adapted, setting.domains)
     return adapted
@@ -181,8 +181,8 @@ def crowd(adapted: Any, domains: int) -> None:
         router.next_id += 1
         router.ids.append(number)
         away = torch.randn(router.sums.shape[1], generator=draw, dtype=router.sums.dtype)
-        far = _SETTLED * (router.sums[:1] + 100 * away)
-        rows = {"sums": far, "counts": _SETTLED, "mix": 0, "spreads": 1, "untested": 0}
+        far = SETTLED * (router.sums[:1] + 100 * away)
+        rows = {"sums": far, "counts": SETTLED, "mix": 0, "spreads": 1, "untested": 0}
         for name, row in rows.items():
             known = getattr(router, name)
             added = row if isinstance(row, Tensor) else torch.full((1,), row, dtype=known.dtype)

@@ -18,7 +18,16 @@ from ostinato.models import Normalize
 from ostinato.ops.precision import Precision
 from ostinato.speed._memory import Kept, LiveTensors, peak
 from ostinato.speed._traffic import Traffic
-from ostinato.speed._ways import NEW, USUAL, WARM_DOMAINS, Setting, Way, make_way, ours, trusting
+from ostinato.speed._ways import (
+    SETTLED,
+    USUAL,
+    WARM_DOMAINS,
+    Setting,
+    Way,
+    make_way,
+    ours,
+    trusting,
+)
 
 __all__ = ["LiveTensors", "Speed", "measure_routing", "measure_speed", "measure_stream"]
 
@@ -209,9 +218,9 @@ def stream_ways(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def _make_once(adapted: Any, setting: Setting) -> None:
-    """A few domains, forgotten again: what a process captures or compiles once is there then."""
+    """A few domains that last, forgotten again: what a process captures once is there then."""
     for domain in range(WARM_DOMAINS):
-        for _ in range(-(-NEW // setting.batch_size)):
+        for _ in range(-(-SETTLED // setting.batch_size)):
             adapted.step(setting.traffic.shifted(domain, setting.batch_size))
     adapted.reset()
 

@@ -30,7 +30,7 @@ from ostinato.methods.base import Input, MethodInfo
 from ostinato.methods.contract import MethodConfig, Need
 from ostinato.methods.ostinato._bank import Domain, Version, to_levels
 from ostinato.methods.ostinato._batches import first_part, joined
-from ostinato.methods.ostinato._capture import Answered, sent
+from ostinato.methods.ostinato._capture import Answered, beside, sent
 from ostinato.methods.ostinato._counts import Counted
 from ostinato.methods.ostinato._state import DomainBank
 from ostinato.methods.ostinato.settings import PRESETS, OstinatoConfig
@@ -170,8 +170,13 @@ class Ostinato(Counted):
             if not self._remakes(len(batch)):
                 expected = self._expected_step()
                 answered = self._captured(batch) if expected is None else None
-            arrived = answered.arrived if answered else sent(self._described(batch.pixels))
-            started = None if expected is None else self._start_step(batch, expected)
+            if answered is not None:
+                arrived = answered.arrived
+            else:
+                with beside(batch.pixels.device) as aside:
+                    started = None if expected is None else self._start_step(batch, expected)
+                    with aside():
+                        arrived = sent(self._described(batch.pixels))
             described = arrived()
         change = self._take_in(batch.pixels, described, batch.classes, batch.oracle, answered)
         ready = self._ready(change.owners)

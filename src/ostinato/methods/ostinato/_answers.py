@@ -136,7 +136,9 @@ class Answers(Learner):
         groups = (self.bank.shared, domain.branches)
         self.narrowed.refresh()
         row = placed.table[number]
-        found = self.step_captures.gradients(batch.pixels, placed.rows, row, groups)
+        found = self.step_captures.gradients(
+            batch.pixels, placed.rows, row, groups, domain.temperature
+        )
         self._say_refused("captures", self.step_captures.refused)
         return found
 
@@ -273,8 +275,8 @@ def tempered(logits: Tensor, owners: Sequence[int], temperatures: Mapping[int, f
     >>> tempered(torch.ones(2, 3), [1, 2], {2: 4.0})[:, 0].tolist()
     [1.0, 0.25]
     """
-    factors = [1 / temperatures.get(owner, 1.0) for owner in owners]
-    if all(factor == 1 for factor in factors):
-        return logits
+    factors = [1 / temperatures.get(owner, 1.0) for owner in owners] or [1.0]
+    if all(factor == factors[0] for factor in factors):
+        return logits if factors[0] == 1 else logits * factors[0]
     scale = torch.tensor(factors, dtype=logits.dtype, device=logits.device)
     return logits * scale.view(-1, *[1] * (logits.ndim - 1))

@@ -7,7 +7,8 @@ does (of the stack, or of routing's rows; both double), and another batch size.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -57,6 +58,21 @@ def sent(described: Tensor) -> Callable[[], Tensor]:
         return host
 
     return arrived
+
+
+@contextmanager
+def beside(device: torch.device) -> Iterator[Callable[[], AbstractContextManager[Any]]]:
+    """Gives a place for work that waits for what was sent off before this, and for nothing later.
+
+    Its results are for the host, which has to wait for them before it lets go of what they read.
+    """
+    if device.type != "cuda":
+        yield nullcontext
+        return
+    with on(device):
+        before, aside = torch.cuda.current_stream(), torch.cuda.Stream(priority=-1)
+        aside.wait_stream(before)
+        yield lambda: torch.cuda.stream(aside)
 
 
 class Capture:

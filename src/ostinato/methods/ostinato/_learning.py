@@ -15,6 +15,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,10 +27,25 @@ from ostinato.methods.base import Input
 from ostinato.methods.ostinato._bank import Domain, Version
 from ostinato.methods.ostinato._timing import MARGIN
 from ostinato.methods.ostinato.maps import MapMaker
-from ostinato.ops.losses import alignment, seen, sharp_entropy, unsureness
+from ostinato.ops.losses import Seen, alignment, facts, seen, sharp_entropy, unsureness
 from ostinato.types import StepOutput
 
-Differentiated = tuple[Tensor, Tensor | None, tuple[Tensor, ...]]
+
+class Differentiated(NamedTuple):
+    """What an update is made from.
+
+    Attributes:
+        logits: of its images, from before it.
+        loss: the loss; None where nothing is learned.
+        grads: flat gradients of the shared branches and the domain's.
+        facts: what the host has to know of them, where that was found on the way.
+    """
+
+    logits: Tensor
+    loss: Tensor | None = None
+    grads: tuple[Tensor, ...] = ()
+    facts: Tensor | None = None
+
 
 REACH = 50
 """Images that the picture of the latest answers reaches back."""
@@ -96,15 +112,19 @@ class Learner(MapMaker):
     ) -> StepOutput:
         """The answer of what a domain knew before a batch, which it then learns from."""
         version = self.version
-        logits, loss, updated = self._step(batch, domain, found)
+        logits, known, updated = self._step(batch, domain, found)
         domain.learned_from(len(change.owners))
         # Routing is what it was when the batch was taken in.
         self.version = self.bank.version(version.number + 1, version.view)
         if domain.branches is None:  # forgotten: its maps answered
             version = replace(version, temperatures={})
         output = self._output(logits, version, change.owners, change.distance, change)
-        output.loss, output.updated = loss, updated
-        self._watch(change.owners, output.logits)
+        output.loss, output.updated = known and known.loss, updated
+        if updated and known is not None:
+            most = math.log(max(logits.shape[1], 2))
+            self._note(domain, known.entropy / most, len(change.owners), most)
+        else:
+            self._watch(change.owners, output.logits)
         return output
 
     def _may_learn(self, domain: Domain) -> bool:
@@ -121,18 +141,21 @@ class Learner(MapMaker):
         known = {number: self.bank.domains.get(number) for number in dict.fromkeys(owners)}
         if not any(domain is not None and domain.maps for domain in known.values()):
             return
-        found = unsureness(logits)
+        found, most = unsureness(logits), math.log(max(logits.shape[1], 2))
         for number, domain in known.items():
             if domain is None or not domain.maps:
                 continue
             mine = [value for value, owner in zip(found, owners, strict=True) if owner == number]
-            usual = domain.unsure / math.log(max(logits.shape[1], 2))
-            weight = min(1.0, len(mine) / REACH)
-            off = sum(mine) / len(mine) - usual
-            domain.excess = (1 - weight) * domain.excess + weight * off
-            since = domain.images - domain.made_at
-            if domain.excess > MARGIN and since >= domain.patience:
-                domain.due = min(domain.due, domain.images)
+            self._note(domain, sum(mine) / len(mine), len(mine), most)
+
+    def _note(self, domain: Domain, unsure: float, count: int, most: float) -> None:
+        """Take note of so many answers of a domain, as unsure in the mean; `most` is ln C."""
+        weight = min(1.0, count / REACH)
+        off = unsure - domain.unsure / most
+        domain.excess = (1 - weight) * domain.excess + weight * off
+        since = domain.images - domain.made_at
+        if domain.excess > MARGIN and since >= domain.patience:
+            domain.due = min(domain.due, domain.images)
 
     def _learn_waiting(self, classes: Tensor | None) -> bool:
         """Steps of every domain that has a micro-batch of images it has not learned from."""
@@ -154,8 +177,9 @@ class Learner(MapMaker):
 
     def _step(
         self, batch: Input, domain: Domain, found: Differentiated | None = None
-    ) -> tuple[Tensor, float | None, bool]:
-        """One update of the domain's branches and the shared ones; logits from before it.
+    ) -> tuple[Tensor, Seen | None, bool]:
+        """One update of the domain's branches and the shared ones: logits from before it, what was
+        seen of it, and whether it was made.
 
         Args:
             batch: images of the domain.
@@ -167,22 +191,22 @@ class Learner(MapMaker):
         times = domain.skipped + max(1, round(len(batch.pixels) / self.config.micro))
         domain.skipped = 0
         groups = [self.bank.shared, domain.branches]
-        logits, loss, grads = found or self._gradients(batch, domain)
+        logits, loss, grads, looked = found or self._gradients(batch, domain)
         if loss is None:
             return logits, None, False
-        facts = seen(logits, loss, grads, domain.temperature)
-        if facts.variety < self.config.keep * domain.variety:
+        known = seen(facts(logits, loss, grads, domain.temperature) if looked is None else looked)
+        if known.variety < self.config.keep * domain.variety:
             self._forget(domain)
-            return self._mapped(batch, domain), facts.loss, False
-        if not facts.finite:
+            return self._mapped(batch, domain), known, False
+        if not known.finite:
             return logits, None, False
         lr, settle = self.config.lr, self.config.settle
         rates = [summed_rate(lr, group.updates, settle, times) for group in groups]
         for group, grad, rate in zip(groups, grads, rates, strict=True):
             group.step(grad, lr=rate, times=times)
         if self.config.temper:
-            domain.warm(facts.entropy, times)
-        return logits, facts.loss, True
+            domain.warm(known.entropy, times)
+        return logits, known, True
 
     def _gradients(self, batch: Input, domain: Domain) -> Differentiated:
         """Logits, loss and flat gradients of the shared branches and the domain's."""
@@ -215,7 +239,7 @@ class Learner(MapMaker):
                 logits = self.logits(batch)
             features = by.features
             if logits.ndim > 2:
-                return logits.detach(), None, ()  # per pixel, entropy undoes what maps gained
+                return Differentiated(logits.detach())  # entropy per pixel undoes what maps gain
             if not alone:
                 features = [self.processes.gathered(one, count) for one in features]
             sharp = sharp_entropy(logits, self.config.kappa)
@@ -225,7 +249,7 @@ class Learner(MapMaker):
         grads = iter(torch.autograd.grad(loss, [part for group in parts for part in group]))
         flat = tuple(torch.cat([next(grads).flatten() for _ in group]) for group in parts)
         mean = flat if alone else self.processes.average(flat)
-        return logits.detach(), loss.detach(), tuple(grad.float() for grad in mean)
+        return Differentiated(logits.detach(), loss.detach(), tuple(grad.float() for grad in mean))
 
     def _forget(self, domain: Domain) -> None:
         """Forget what was learned where answers are less varied than the maps' alone.

@@ -18,6 +18,7 @@ from ostinato.methods.ostinato._learning import Differentiated
 from ostinato.methods.ostinato._turns import KEPT, Recorder, Size, Sizes, Turns, is_older, on
 from ostinato.ops import kernels
 from ostinato.ops.features import pool_tokens
+from ostinato.ops.losses import facts
 
 Work = Callable[[Tensor, Acting, tuple[tuple[Branch, ...], ...]], Differentiated]
 
@@ -154,27 +155,39 @@ class StepCapture:
             group.leaves(value) for group, value in zip(groups, self.values, strict=True)
         )
 
+        self.temperature = torch.ones((), device=pixels.device)
+
         def differentiate() -> Differentiated:
             now = LearningPass(self.row, rows, shared, own, class_token=class_token)
-            return work(self.pixels, now, (shared, own))
+            made = work(self.pixels, now, (shared, own))
+            if made.loss is None:
+                return made
+            seen = facts(made.logits, made.loss, made.grads, self.temperature)
+            return made._replace(facts=seen)
 
         self.found, self._replay = captures.record(differentiate, pool)
 
     def __call__(
-        self, pixels: Tensor, row: int, groups: tuple[FlatBranches, FlatBranches]
+        self,
+        pixels: Tensor,
+        row: int,
+        groups: tuple[FlatBranches, FlatBranches],
+        temperature: float,
     ) -> Differentiated:
         """The gradients of a batch; tensors are the caller's own."""
         self._turns.begin(pixels.device)
         self.pixels.copy_(pixels)
         self.row.fill_(row)
+        self.temperature.fill_(temperature)
         for value, group in zip(self.values, groups, strict=True):
             value.copy_(group.value)
         self._replay()
-        logits, loss, grads = self.found
-        own = (
+        logits, loss, grads, seen = self.found
+        own = Differentiated(
             logits.clone(),
             None if loss is None else loss.clone(),
             tuple(g.clone() for g in grads),
+            None if seen is None else seen.clone(),
         )
         self._turns.end(pixels.device)
         return own
@@ -196,7 +209,12 @@ class StepCaptures(Recorder):
         self._sizes = Sizes()
 
     def gradients(
-        self, pixels: Tensor, rows: Rows, row: int, groups: tuple[FlatBranches, FlatBranches]
+        self,
+        pixels: Tensor,
+        rows: Rows,
+        row: int,
+        groups: tuple[FlatBranches, FlatBranches],
+        temperature: float = 1.0,
     ) -> Differentiated | None:
         """Gradients of a batch whose size has come before; None where it is not captured."""
         if self.refused is not None:
@@ -215,7 +233,7 @@ class StepCaptures(Recorder):
                 if len(self._kept) >= KEPT:
                     del self._kept[self._sizes.rarest(self._kept)]
                 self._kept[size] = made
-            return self._kept[size](pixels, row, groups)
+            return self._kept[size](pixels, row, groups, temperature)
 
     def _make(
         self, pixels: Tensor, rows: Rows, row: int, groups: tuple[FlatBranches, FlatBranches]
