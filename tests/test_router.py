@@ -9,7 +9,7 @@ from torch import Tensor
 from ostinato.domains._parting import parts
 from ostinato.domains._splitting import split_off
 from ostinato.domains.router import Router
-from ostinato.domains.verdict import FAR, LEAST, SOURCE, fresh
+from ostinato.domains.verdict import FAR, LEAST, SOURCE, View, fresh
 from ostinato.errors import StateError
 from ostinato.ops.snapshot import State
 from ostinato.ops.whitening import Content, _bend, _even, _held_out, _shrunk, _whitener, _within
@@ -468,3 +468,20 @@ def test_an_old_domain_is_tested_seldom_until_its_images_move(
     tested.clear()
     router.observe(batch(300) + 0.7 * shift(2))
     assert tested, "images that moved are looked at once"
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_what_is_renewed_among_near_domains_is_what_all_of_them_say(seed):
+    """Far domains, however many, change nothing; those that an image could lie by are asked."""
+    draw = torch.Generator().manual_seed(seed)
+    means = torch.cat([shift(k)[None].double() for k in (1, 2, 3)])
+    far = 1e3 * torch.randn(200, means.shape[1], generator=draw).double()
+    every = torch.cat([torch.zeros_like(means[:1]), means, far])
+    even = torch.ones(len(every)).double()
+    view = View(tuple(range(len(every))), every, even, 50 * even, even / len(every))
+    images = torch.cat([gaussian(20, seed + k) + mean for k, mean in enumerate(means.float())])
+    near = view.near(torch.tensor([1, 2]))
+    assert near.ids == (SOURCE, 1, 2, 3)
+    assert near.decide(images.double()).ids.tolist() == view.decide(images.double()).ids.tolist()
+    few = View(near.ids, near.means, near.spreads, near.counts, near.mix)
+    assert few.near(torch.tensor([3])) is few

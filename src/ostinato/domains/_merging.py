@@ -35,14 +35,14 @@ def likest(
     >>> likest(View((0, 1, 2), means, even, 50 * even, even / 3), some, reach=20, alike=3)[:2]
     (2, 1)
     """
-    means = view.means.float()
-    chance = (1 / view.counts[:, None] + 1 / view.counts) * means.shape[1]
+    known = [row for row, some in enumerate(recent) if row and len(some) >= LEAST]
+    means, counts = view.means[known].float(), view.counts[known]
+    chance = (1 / counts[:, None] + 1 / counts) * means.shape[1]
     apart = squared(means, means) - chance.float()
     best = (0, 0, float("inf"))
-    for i, j in (apart < reach**2).tril(-1).nonzero().tolist():
-        if j == 0 or min(len(recent[i]), len(recent[j])) < LEAST:
-            continue
-        gap = between(means[i] - means[j], recent[i], recent[j], float(apart[i, j]))
+    for a, b in (apart < reach**2).tril(-1).nonzero().tolist():
+        i, j = known[a], known[b]
+        gap = between(means[a] - means[b], recent[i], recent[j], float(apart[a, b]))
         if gap < best[2] and not (gap < alike and _are_two(recent[i], recent[j])):
             best = (i, j, gap)
     return best

@@ -180,7 +180,9 @@ class Router(Known):
     def _likest(self) -> tuple[int, int, float]:
         """The two domains, younger and older, that merging would start with, and their gap."""
         view, rows = self.view(), self._rows(self.owner)
-        recent = [self.recent[rows == row][-SEEN:] for row in range(len(self.ids))]
+        recent = [self.recent[:0]] * len(self.ids)
+        for row in rows.unique().tolist():
+            recent[row] = self.recent[rows == row][-SEEN:]
         younger, older, gap = likest(view, recent, NEAR * self.apart, _MERGE * self.apart)
         return self.ids[younger], self.ids[older], gap
 

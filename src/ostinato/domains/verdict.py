@@ -76,6 +76,20 @@ class View:
         apart = squared(placed, self.means) / placed.shape[1]
         return apart / (self.spreads * (1 + 1 / self.counts))
 
+    def near(self, ids: Tensor) -> View:
+        """The domains that images of some could lie by, with these and the source; all but those
+        whose mean is farther than two images of a domain can be that belong to it.
+        """
+        mine = (self.numbers[:, None] == ids).any(1)
+        reach = 4 * FAR * self.means.shape[1] * float(self.spreads[mine].max())
+        rows = (squared(self.means[mine].float(), self.means.float()) <= reach).any(0) | mine
+        rows[0] = True
+        if bool(rows.all()):
+            return self
+        kept = [one for one, row in zip(self.ids, rows.tolist(), strict=True) if row]
+        parts = (self.means, self.spreads, self.counts, self.mix)
+        return View(tuple(kept), *(part[rows] for part in parts))
+
     def decide(self, placed: Tensor) -> Verdict:
         """Each image's domain, its posterior and its distance; changes nothing.
 
@@ -346,9 +360,9 @@ class Known:
         """Settle anew which domain each recent image belongs to."""
         self.unrenewed = 0
         self.spreads = self.view().spreads.clone()
-        ids = self.view().decide(self.recent.double()).ids
+        ids = self.view().near(self.owner.unique()).decide(self.recent.double()).ids
         homes = {d: int(ids[self.owner == d].mode().values) for d in self.owner.unique().tolist()}
-        for domain in self.ids[:]:
+        for domain in sorted(homes, key=self.ids.index):
             moved = (self.owner == domain) & (ids != domain)
             for into in ids[moved].unique().tolist():
                 self._move((moved & (ids == into)).nonzero()[:, 0], domain, into)
