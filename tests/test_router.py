@@ -479,7 +479,7 @@ def test_what_is_renewed_among_near_domains_is_what_all_of_them_say(seed):
     every = torch.cat([torch.zeros_like(means[:1]), means, far])
     even = torch.ones(len(every)).double()
     view = View(tuple(range(len(every))), every, even, 50 * even, even / len(every))
-    images = torch.cat([gaussian(20, seed + k) + mean for k, mean in enumerate(means.float())])
+    images = torch.cat([correlated(20, seed + k) + mean for k, mean in enumerate(means.float())])
     near = view.near(torch.tensor([1, 2]))
     assert near.ids == (SOURCE, 1, 2, 3)
     assert near.decide(images.double()).ids.tolist() == view.decide(images.double()).ids.tolist()

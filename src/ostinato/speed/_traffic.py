@@ -46,6 +46,7 @@ class Traffic:
         images: Path | None = None,
     ) -> None:
         self.size, self.photographs = size[1:], images is not None
+        self.device = torch.device(device)
         if images is None:
             drawn = torch.stack([scene(96, 96, seed) for seed in range(_SCENES)]).float() / 255
             self.scenes = F.interpolate(drawn, self.size, mode="bilinear").to(device)

@@ -21,7 +21,6 @@ from ostinato.speed._traffic import Traffic
 from ostinato.speed._ways import (
     SETTLED,
     USUAL,
-    WARM_DOMAINS,
     Setting,
     Way,
     make_way,
@@ -162,7 +161,7 @@ def measure_stream(
 ) -> list[Speed]:
     """The mean cost of a batch over a recurring stream: domains in turn, several rounds.
 
-    What a process makes once comes before the clock starts.
+    What a process makes once, captures and what is compiled, comes before the clock starts.
 
     Args:
         make_model: gives a fresh copy of the model, on the device to measure.
@@ -184,7 +183,7 @@ def measure_stream(
     made = [make_way("forward", setting)]
     for name in chosen:
         adapted = ours(setting, **_STREAMED[name], settled=False)
-        _make_once(adapted, setting)
+        _make_once(adapted, setting, domains)
 
         def step(batch: torch.Tensor, adapted: Any = adapted) -> bool:
             return bool(adapted.step(batch).updated)
@@ -217,9 +216,13 @@ def stream_ways(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(names) or tuple(_STREAMED)
 
 
-def _make_once(adapted: Any, setting: Setting) -> None:
-    """A few domains that last, forgotten again: what a process captures once is there then."""
-    for domain in range(WARM_DOMAINS):
+def _make_once(adapted: Any, setting: Setting, domains: int) -> None:
+    """Domains that last, forgotten again: what a process captures or compiles once is there then.
+
+    On a GPU all of them, since each kind of pass is captured when it comes the second time.
+    """
+    captured = setting.traffic.device.type == "cuda"
+    for domain in range(domains if captured else 1):
         for _ in range(-(-SETTLED // setting.batch_size)):
             adapted.step(setting.traffic.shifted(domain, setting.batch_size))
     adapted.reset()

@@ -227,17 +227,29 @@ class Bank:
     def version(self, number: int, view: View) -> Version:
         """What is known now as a version of that number, to be answered by."""
         domains = self.domains.items()
-        shared: tuple[Branch, ...] = ()
-        if self.shared.updates:
-            shared = self.shared.latest or self.shared.published()
         return Version(
             number,
             view,
             {one: domain.expert() for one, domain in domains},
-            shared,
+            self._published_shared(),
             {one: domain.share for one, domain in domains},
             {one: domain.temperature for one, domain in domains if domain.maps},
         )
+
+    def version_after(self, before: Version, changed: Domain) -> Version:
+        """The version after another one, where one domain alone and what is shared have changed."""
+        number = self.number(changed)
+        return Version(
+            before.number + 1,
+            before.view,
+            {**before.experts, number: changed.expert()},
+            self._published_shared(),
+            {**before.shares, number: changed.share},
+            {**before.temperatures, number: changed.temperature},
+        )
+
+    def _published_shared(self) -> tuple[Branch, ...]:
+        return (self.shared.latest or self.shared.published()) if self.shared.updates else ()
 
     def keep(self, images: list[Tensor]) -> None:
         """Keep the latest images, which may turn out to be a new domain's."""

@@ -115,7 +115,7 @@ class Learner(MapMaker):
         logits, known, updated = self._step(batch, domain, found)
         domain.learned_from(len(change.owners))
         # Routing is what it was when the batch was taken in.
-        self.version = self.bank.version(version.number + 1, version.view)
+        self.version = self.bank.version_after(version, domain)
         if domain.branches is None:  # forgotten: its maps answered
             version = replace(version, temperatures={})
         output = self._output(logits, version, change.owners, change.distance, change)
