@@ -30,6 +30,7 @@ class Kept:
         if self._live is not None:
             self._live.__enter__()
         else:
+            gc.collect()  # what was there before and goes meanwhile would count as given back
             self.bytes = -torch.cuda.memory_allocated(self.device)
         return self
 
