@@ -24,8 +24,8 @@ from ostinato.ops.statistics import SourceStatistics
 
 TRUSTED = 0.0
 """Doubt below which a map acts."""
-_JUDGED = 32
-"""Latest images that a share is chosen on, once a domain lasts."""
+_JUDGED = NEW
+"""Latest images that maps are judged on."""
 
 TENS, SCORE = 10, 20
 _Tried = tuple[float, float, tuple[BlockMap, ...], Tensor]
@@ -109,7 +109,7 @@ class MapMaker(Method):
             Logits of the last of these images, by what answers the domain from now on.
         """
         soon = not domain.lasts(self.config.enough)
-        judged = Input(images if soon else images[-_JUDGED:], classes)
+        judged = Input(images[-_JUDGED:], classes)
         if source is None:
             source, _ = self._passed(judged, None)
         source = source[-len(judged) :]
