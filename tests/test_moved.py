@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from ostinato.domains.verdict import LEAST, elsewhere
-from ostinato.experts.routed import Expert
 from ostinato.methods.ostinato import maps as core
+from ostinato.methods.ostinato._bank import Domain
 
 kit = runpy.run_path(str(Path(__file__).with_name("_ostinato_small.py")))
 build, shifted, clean_statistics = kit["build"], kit["shifted"], kit["clean_statistics"]
@@ -65,7 +65,7 @@ def trusting(monkeypatch):
 
 
 @pytest.mark.parametrize("learn", [False, True])
-def test_maps_follow_images_that_moved_without_being_judged_anew(
+def test_maps_of_images_that_moved_are_made_from_these_and_judged(
     small, trusting, monkeypatch, learn
 ):
     method = build(small, learn=learn)
@@ -73,37 +73,34 @@ def test_maps_follow_images_that_moved_without_being_judged_anew(
     for batch in batches[:12]:
         method(batch)
     ((number, domain),) = method.bank.domains.items()
-    maps, share, due, unsure = domain.maps, domain.share, domain.due, domain.unsure
+    maps, share = domain.maps, domain.share
+    assert (domain.branches is not None) is learn
     asked, plain = [], type(method)._passed
 
     def passed(self, batch, expert, share=None, shared=None):
-        asked.append((expert is None, share))
+        learned = expert is not None and bool(expert.branches)
+        asked.append((expert is None, share, learned))
         return plain(self, batch, expert, share, shared)
 
     monkeypatch.setattr(type(method), "_passed", passed)
     domain.place = domain.place + 100.0  # as if its maps had been made from other images
     output = method.step(batches[12])
     assert f"images of domain {number} moved" in output.events
-    assert asked == [(False, share)]  # one pass, and no question to the source
+    judged = [(True, None, False), (False, share, False)]  # the source, and the share it has
+    assert asked == [*judged, (False, share, True)] if learn else asked == judged
     assert domain.maps is not maps
-    assert (domain.share, domain.due, domain.unsure) == (share, due, unsure)
     assert domain.made_at == domain.images
     assert not method._window(number)  # until others have come
 
 
-def test_what_was_learned_acts_while_maps_follow(small, trusting):
-    method = build(small)
-    for batch in shifted(14):
-        method(batch)
-    (domain,) = method.bank.domains.values()
-    assert domain.branches is not None
-    images = torch.cat(shifted(2, seed=3))
-    given = method._receive(images, None, None)
-    learned = domain.branches.branches()
-    expected, maps = method._passed(given, Expert((), learned), domain.share)
-    bare, _ = method._passed(given, Expert(), domain.share)
-    found = method._follow(domain, images, None)
-    assert torch.allclose(found, expected, atol=1e-6)
-    assert not torch.allclose(found, bare, atol=1e-4)
-    for one, same in zip(domain.maps, maps, strict=True):
-        assert torch.allclose(one.shift, same.shift, atol=1e-6)
+def test_what_the_source_said_of_more_images_is_of_the_judged_ones_too(small, trusting):
+    method = build(small, learn=False, buffer=128)
+    images = torch.cat(shifted(9))
+    assert len(images) > core._JUDGED
+    source = method.source_logits(method._receive(images, None, None))
+    given, asked = (Domain(due=8, images=len(images)) for _ in range(2))
+    logits = [
+        method._make_maps(one, images, None, some) for one, some in ((given, source), (asked, None))
+    ]
+    assert torch.allclose(*logits, atol=1e-5)
+    assert given.share == asked.share

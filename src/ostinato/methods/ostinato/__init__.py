@@ -245,13 +245,9 @@ class Ostinato(Counted):
             if domain != SOURCE and (window := self._window(domain)):
                 images = self._latest(domain, window, pixels, change)
                 own = images.shape[1:] == pixels.shape[1:]  # else the batch's were resized
-                known = self.bank.domains[domain]
-                if self._is_due(known):
-                    source = self._source_of(answered, images) if answered and own else None
-                    made = self._make_maps(known, images, classes, source)
-                else:
-                    made = self._follow(known, images, classes)
-                known.stands(self.router.latest(domain, window))
+                source = self._source_of(answered, images) if answered and own else None
+                made = self._make_maps(self.bank.domains[domain], images, classes, source)
+                self.bank.domains[domain].stands(self.router.latest(domain, window))
                 self._made |= {domain: made} if own else {}
         self.version = self.bank.version(self.version.number + 1, view)
         return change

@@ -80,7 +80,3 @@ class Timed:
         while self.due <= self.images:
             self.due *= 4
         self.excess = 0.0
-
-    def followed(self) -> None:
-        """The maps followed images that moved; when they are due stays as it is."""
-        self.excess = 0.0

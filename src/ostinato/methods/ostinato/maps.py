@@ -59,8 +59,7 @@ class MapMaker(Method):
         """How many of a domain's latest images its maps are to be made from now; 0: not now.
 
         Besides the counts at which they are due, maps are made anew where the images that came
-        since lie elsewhere than those that they were made from; then of these images alone, and
-        without asking again how far they are to act.
+        since lie elsewhere than those that they were made from; then of these images alone.
         """
         domain, enough = self.bank.domains[number], self.config.enough
         if self._is_due(domain):
@@ -108,11 +107,11 @@ class MapMaker(Method):
         Returns:
             Logits of the last of these images, by what answers the domain from now on.
         """
-        soon = not domain.lasts(self.config.enough)
         judged = Input(images[-_JUDGED:], classes)
         if source is None:
             source, _ = self._passed(judged, None)
         source = source[-len(judged) :]
+        soon = not domain.lasts(self.config.enough)
         tried = self._tried(
             judged, source, domain.shares_to_try(self.config), domain.share > 0, soon
         )
@@ -122,26 +121,12 @@ class MapMaker(Method):
         answers = likely(logits)
         domain.variety = float(distribution_entropy(answers[-self.config.micro :].mean(0)))
         domain.unsure = float(torch.special.entr(answers).sum(1).mean())
-        if domain.maps and (domain.branches is not None or len(images) > len(judged)):
-            logits = self._make_from_all(domain, images, classes)
-        domain.made(self.config.enough)
-        return logits
-
-    def _follow(self, domain: Domain, images: Tensor, classes: Tensor | None) -> Tensor:
-        """Let a domain's maps follow images that moved, and act as far as before; their logits."""
-        domain.followed()
-        return self._make_from_all(domain, images, classes)
-
-    def _make_from_all(self, domain: Domain, images: Tensor, classes: Tensor | None) -> Tensor:
-        """Maps of the share a domain has, with what was learned: moments belong to what feeds a
-        block.
-
-        Returns:
-            Logits of the images.
-        """
         learned = () if domain.branches is None else domain.branches.branches()
-        whole = Input(images, classes)
-        logits, domain.maps = self._passed(whole, Expert((), learned), domain.share)
+        if domain.maps and (learned or len(images) > len(judged)):
+            # From all images, and with what was learned: moments belong to what feeds a block.
+            whole = Input(images, classes)
+            logits, domain.maps = self._passed(whole, Expert((), learned), domain.share)
+        domain.made(self.config.enough)
         return logits
 
     def _tried(
