@@ -453,6 +453,8 @@ def test_an_old_domain_is_tested_seldom_until_its_images_move(
         tested.append(domain)
         return split(self, domain)
 
+    router.observe(correlated(60, seed=1) - shift(3))  # another one is known
+
     def batch(seed: int) -> Tensor:
         mine, other = correlated(10, seed=seed) + shift(1), correlated(10, seed=seed + 50)
         return torch.stack([mine, other - shift(2)], 1).flatten(0, 1) if mixed else mine
@@ -460,7 +462,7 @@ def test_an_old_domain_is_tested_seldom_until_its_images_move(
     monkeypatch.setattr(Router, "_split", counted)
     for seed in range(40):
         router.observe(batch(100 + seed))
-    assert len(router.domains) == 1 + mixed
+    assert len(router.domains) == 2 + mixed
     tested.clear()
     for seed in range(24):
         router.observe(batch(200 + seed))

@@ -323,7 +323,7 @@ class Known:
             self.untested[row] += count
             latest = (self.owner == domain).nonzero()[-max(count, TEST) :, 0]
             rows = self.recent[latest]
-            mixed = 1 - float(self.mix[row])
+            mixed = 1 - float(self.mix[row]) if len(self.ids) > 2 else 1.0  # of one it says nothing
             old = 0.0 if domain == SOURCE else float(self.counts[row]) / GROWTH**mixed
             some = float(self.untested[row])
             if some >= min(max(TEST, old), SELDOM) or (
