@@ -13,6 +13,7 @@ from torch._dynamo.testing import CompileCounter
 from ostinato.checks import small_model
 from ostinato.experts.compiled import CompiledBlocks
 from ostinato.experts.routed import Acting, Branch, Expert, Hooks, Pass
+from ostinato.methods.ostinato._narrowed import Narrowed
 from ostinato.ops.blocks import find_blocks
 
 
@@ -88,3 +89,28 @@ def test_blocks_and_hooks_are_as_they_were_afterwards():
         assert all("forward" in vars(block) for block in blocks)
     assert not any("forward" in vars(block) for block in blocks)
     assert [dict(block._forward_hooks) for block in blocks] == before
+
+
+@pytest.mark.parametrize("called", ["by place", "by name"])
+@torch.no_grad()
+def test_layers_with_rounded_weights_answer_as_autocast_does_and_as_ever_without(called):
+    layer, rounded = nn.Linear(4, 3), Narrowed()
+    images = torch.rand(2, 4)
+
+    def ask() -> torch.Tensor:
+        return layer(images) if called == "by place" else layer(input=images)
+
+    bare = ask()
+    with torch.autocast("cpu", torch.bfloat16):
+        plain = ask()
+        with rounded.in_layers(layer):
+            assert torch.equal(ask(), plain)
+            with torch.autocast("cpu", enabled=False):  # as another thread may ask meanwhile
+                assert torch.equal(ask(), bare)
+            layer.weight.mul_(-1)
+            rounded.refresh()
+            changed = ask()
+    with torch.autocast("cpu", torch.bfloat16):  # which keeps what it has rounded, too
+        assert torch.equal(changed, ask())
+    assert not torch.equal(changed, plain)
+    assert "forward" not in vars(layer)

@@ -101,12 +101,12 @@ def _with_weights(
 ) -> Callable[[Tensor], Tensor]:
     """A layer's forward with other weights under autocast, and its own without."""
 
-    def forward(given: Tensor) -> Tensor:
-        if not torch.is_autocast_enabled(given.device.type):
-            return plain(given)
+    def forward(input: Tensor) -> Tensor:
+        if not torch.is_autocast_enabled(input.device.type):
+            return plain(input)
         if isinstance(layer, nn.Conv2d):
-            found: Tensor = layer._conv_forward(given, weight, bias)
+            found: Tensor = layer._conv_forward(input, weight, bias)
             return found
-        return F.linear(given, weight, bias)
+        return F.linear(input, weight, bias)
 
     return forward
