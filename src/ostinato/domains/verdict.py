@@ -77,8 +77,10 @@ class View:
         return apart / (self.spreads * (1 + 1 / self.counts))
 
     def near(self, ids: Tensor) -> View:
-        """The domains that images of some could lie by, with these and the source; all but those
-        whose mean is farther than two images of a domain can be that belong to it.
+        """Some domains, the source, and all whose mean lies near enough to theirs to be chosen.
+
+        Args:
+            ids: the domains whose images are to be decided of.
         """
         mine = (self.numbers[:, None] == ids).any(1)
         reach = 4 * FAR * self.means.shape[1] * float(self.spreads[mine].max())
